@@ -6,7 +6,6 @@ namespace torch_ort::convert {
 const Table& table() {
   static const Table filled = [] {
     Table table;
-    add_activation(table);
     add_attention(table);
     add_conjugate(table);
     add_convolution(table);
@@ -20,7 +19,6 @@ const Table& table() {
     add_random(table);
     add_reduction(table);
     add_shape(table);
-    add_softmax(table);
     return table;
   }();
   return filled;

@@ -1,5 +1,8 @@
 // Conjugate and negative views. PyTorch leaves their numbers alone and sets a bit that its
 // dispatcher knows of; no tensor of the engine has such bits, so here they are computed.
+//
+// The engine's own kernels, and views that are made once, would ignore such a bit. So an input, or
+// the result of a kernel, that has one is copied (run/spec.h).
 
 #include "convert/families.h"
 

@@ -1,9 +1,10 @@
-// Element-wise arithmetic, comparisons, choices and casts.
+// Element-wise arithmetic, comparisons, choices and casts, and all pairs of tensors (ops/pair.h).
 // ONNX wants operands of one dtype. Where PyTorch widens one to the dtype of the other, a Cast does
 // so; calls that mix dtypes in other ways stay as they are.
 
 #include "convert/families.h"
 #include "convert/rows.h"
+#include "ops/dtypes.h"
 
 #include <algorithm>
 
@@ -15,39 +16,60 @@ using ir::DType;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-bool is_signed_integer(DType dtype) {
-  return dtype == DType::kInt8 || dtype == DType::kInt16 || dtype == DType::kInt32 ||
-         dtype == DType::kInt64;
-}
-
-bool is_number_dtype(DType dtype) {
-  return is_float(dtype) || is_signed_integer(dtype) || dtype == DType::kUInt8;
-}
-
-bool is_bool(DType dtype) { return dtype == DType::kBool; }
-
-bool is_wide(DType dtype) {
-  return is_float(dtype) || dtype == DType::kInt32 || dtype == DType::kInt64;
-}
-
-bool is_integer_dtype(DType dtype) { return is_number_dtype(dtype) && !is_float(dtype); }
-
-bool is_number_or_bool(DType dtype) { return is_number_dtype(dtype) || is_bool(dtype); }
-
-bool has_sign(DType dtype) { return is_float(dtype) || is_signed_integer(dtype); }
-
 using Accepts = bool (*)(DType);
+using ops::is_bool;
+using ops::Pair;
 
-// ---- one operand
+// Whether the result has the dtype that the op gives for operands of this one.
+bool gives(const Pair& pair, const AtenCall& call, DType operands) {
+  return call.types[0].dtype == (pair.gives == DType::kUndefined ? operands : pair.gives);
+}
 
-Row unary(std::string op, Accepts accepts) {
-  return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
-    Value* x = tensor(call.args.at(0));
-    if (x == nullptr || !accepts(x->type.dtype)) return {};
-    const DType result = call.types[0].dtype;
-    if (result != x->type.dtype && !is_bool(result)) return {};
-    return standard(builder, op, {x}, call.types);
-  };
+// Whether the op can say the argument; what says it is added to the attributes. `x` is the first
+// tensor.
+bool say(const Pair::Argument& argument, const AtenCall& call, const Value* x, ir::Attrs& attrs) {
+  const ops::Arg& given = call.arg(argument.name);
+  if (argument.attribute == nullptr) {
+    return is_number(given) && number(given) == number(argument.value);
+  }
+  ir::Attr& said = attrs[argument.attribute];
+  if (argument.is_axis) {
+    if (given.is_none() || !x->type.shape || x->type.shape->empty()) return false;
+    said = ir::Dim(axis(call, argument.name, x->type.shape->size()));
+  } else if (const auto* missing = std::get_if<std::string>(&argument.value.value)) {
+    said = text(given, *missing);
+  } else if (std::holds_alternative<bool>(argument.value.value)) {
+    said = ir::Dim(boolean(given) ? 1 : 0);
+  } else {
+    if (!is_number(given)) return false;
+    said = number(given);
+  }
+  return true;
+}
+
+// The attributes of the op, with all that the call says after the tensors; nothing if the op cannot
+// say it.
+std::optional<ir::Attrs> attributes(const Pair& pair, const AtenCall& call, const Value* x) {
+  ir::Attrs attrs = pair.attrs;
+  for (const Pair::Argument& argument : pair.arguments) {
+    if (!say(argument, call, x, attrs)) return std::nullopt;
+  }
+  return attrs;
+}
+
+Values of_tensors(Builder& builder, const AtenCall& call, const ops::Op& op, const Pair& pair) {
+  Values inputs;
+  for (int i = 0; i < op.min_inputs; ++i) {
+    inputs.push_back(tensor(call.args.at(static_cast<size_t>(i))));
+    if (inputs[i] == nullptr || inputs[i]->type.dtype != inputs[0]->type.dtype) return {};
+    // What becomes of several tensors depends on their shapes.
+    if (op.min_inputs > 1 && !inputs[i]->type.shape) return {};
+  }
+  const DType dtype = inputs[0]->type.dtype;
+  if (!pair.accepts(dtype) || !gives(pair, call, dtype)) return {};
+  std::optional<ir::Attrs> attrs = attributes(pair, call, inputs[0]);
+  return attrs ? standard(builder, op.name, std::move(inputs), call.types, std::move(*attrs))
+               : Values();
 }
 
 // ---- two operands
@@ -86,53 +108,17 @@ Values operands(Builder& builder, const ops::Arg& a, const ops::Arg& b, Accepts 
   return {builder.cast(x, *dtype), builder.cast(y, *dtype)};
 }
 
-bool is_one(const ops::Arg& arg) { return is_number(arg) && number(arg) == 1.0; }
-
-// Whether the factor of the second operand of a sum is 1.
-bool has_plain_alpha(const AtenCall& call) {
-  for (size_t i = 0; i < call.args.size(); ++i) {
-    if (call.arg_names[i] == "alpha" && !is_one(call.args[i])) return false;
-  }
-  return true;
-}
-
-Row binary(std::string op, Accepts accepts) {
-  return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
-    if (!has_plain_alpha(call)) return {};
-    Values inputs = operands(builder, call.args.at(0), call.args.at(1), accepts);
-    if (inputs.empty() || call.types[0].dtype != inputs[0]->type.dtype) return {};
-    return standard(builder, op, inputs, call.types);
-  };
-}
-
-Values rsub(Builder& builder, const AtenCall& call) {
-  if (!has_plain_alpha(call)) return {};
-  Values inputs = operands(builder, call.args.at(1), call.args.at(0), is_number_dtype);
-  if (inputs.empty() || call.types[0].dtype != inputs[0]->type.dtype) return {};
-  return standard(builder, "Sub", inputs, call.types);
-}
-
-Values remainder(Builder& builder, const AtenCall& call) {
-  Values inputs = operands(builder, call.args.at(0), call.args.at(1), is_integer_dtype);
-  if (inputs.empty() || call.types[0].dtype != inputs[0]->type.dtype) return {};
-  return standard(builder, "Mod", inputs, call.types);
-}
-
-Values fmod(Builder& builder, const AtenCall& call) {
-  Values inputs = operands(builder, call.args.at(0), call.args.at(1), is_number_dtype);
-  if (inputs.empty() || call.types[0].dtype != inputs[0]->type.dtype) return {};
-  return standard(builder, "Mod", inputs, call.types, {{"fmod", ir::Dim(1)}});
-}
-
-Row compare(std::string op, Accepts accepts) {
-  return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
-    Values inputs = operands(builder, call.args.at(0), call.args.at(1), accepts);
-    return inputs.empty() ? inputs : standard(builder, op, inputs, call.types);
-  };
+Values of_operands(Builder& builder, const AtenCall& call, const ops::Op& op, const Pair& pair) {
+  std::optional<ir::Attrs> attrs = attributes(pair, call, nullptr);
+  if (!attrs) return {};
+  const size_t first = pair.form == Pair::Form::kReversed ? 1 : 0;
+  Values inputs = operands(builder, call.args.at(first), call.args.at(1 - first), pair.accepts);
+  if (inputs.empty() || !gives(pair, call, inputs[0]->type.dtype)) return {};
+  return standard(builder, op.name, std::move(inputs), call.types, std::move(*attrs));
 }
 
 Values not_equal(Builder& builder, const AtenCall& call) {
-  Values inputs = operands(builder, call.args.at(0), call.args.at(1), is_number_or_bool);
+  Values inputs = operands(builder, call.args.at(0), call.args.at(1), ir::is_number_or_bool);
   if (inputs.empty()) return {};
   ir::Type type = call.types[0];
   type.strides.reset();
@@ -140,30 +126,12 @@ Values not_equal(Builder& builder, const AtenCall& call) {
   return equal.empty() ? equal : standard(builder, "Not", equal, call.types);
 }
 
-// ONNX has another op for booleans.
-Row bitwise(std::string logical_op, std::string integer_op) {
-  const Row of_bools = binary(std::move(logical_op), is_bool);
-  const Row of_integers = binary(std::move(integer_op), is_integer_dtype);
-  return [of_bools, of_integers](Builder& builder, const AtenCall& call) -> Values {
-    Values result = of_bools(builder, call);
-    return result.empty() ? of_integers(builder, call) : result;
-  };
-}
-
-Values bitwise_not(Builder& builder, const AtenCall& call) {
-  Value* x = tensor(call.arg("self"));
-  if (x == nullptr) return {};
-  if (is_bool(x->type.dtype)) return standard(builder, "Not", {x}, call.types);
-  if (!is_integer_dtype(x->type.dtype)) return {};
-  return standard(builder, "BitwiseNot", {x}, call.types);
-}
-
 // ---- choices
 
 Values where(Builder& builder, const AtenCall& call) {
   Value* condition = tensor(call.arg("condition"));
   if (condition == nullptr || !is_bool(condition->type.dtype)) return {};
-  Values inputs = operands(builder, call.arg("self"), call.arg("other"), is_number_or_bool);
+  Values inputs = operands(builder, call.arg("self"), call.arg("other"), ir::is_number_or_bool);
   if (inputs.empty() || call.types[0].dtype != inputs[0]->type.dtype) return {};
   inputs.insert(inputs.begin(), condition);
   return standard(builder, "Where", inputs, call.types);
@@ -174,7 +142,7 @@ Values masked_fill(Builder& builder, const AtenCall& call) {
   if (x == nullptr || mask == nullptr || !is_bool(mask->type.dtype)) return {};
   const Value* filling = tensor(call.arg("value"));
   if (filling != nullptr && common_dtype(*filling, *x) != x->type.dtype) return {};
-  Values inputs = operands(builder, call.arg("value"), call.arg("self"), is_number_or_bool);
+  Values inputs = operands(builder, call.arg("value"), call.arg("self"), ir::is_number_or_bool);
   if (inputs.empty()) return {};
   // PyTorch copies a value from another device before the kernel runs.
   if (inputs[0]->data == nullptr && inputs[0]->type.device != x->type.device) return {};
@@ -186,7 +154,7 @@ Values masked_fill(Builder& builder, const AtenCall& call) {
 Row clip(std::string low_name, std::string high_name) {
   return [low_name, high_name](Builder& builder, const AtenCall& call) -> Values {
     Value* x = tensor(call.arg("self"));
-    if (x == nullptr || !is_number_dtype(x->type.dtype)) return {};
+    if (x == nullptr || !ir::is_number(x->type.dtype)) return {};
     if (call.types[0].dtype != x->type.dtype) return {};
     Values inputs = {x};
     for (const std::string& name : {low_name, high_name}) {
@@ -201,6 +169,15 @@ Row clip(std::string low_name, std::string high_name) {
     while (inputs.back() == nullptr) inputs.pop_back();
     return inputs.size() == 1 ? Values() : standard(builder, "Clip", inputs, call.types);
   };
+}
+
+Values prelu(Builder& builder, const AtenCall& call) {
+  Value *x = tensor(call.arg("self")), *slope = tensor(call.arg("weight"));
+  if (x == nullptr || slope == nullptr || !is_float(x->type.dtype)) return {};
+  if (call.types[0].dtype != x->type.dtype || slope->type.dtype != x->type.dtype) return {};
+  if (!x->type.shape || !slope->type.shape) return {};
+  if (slope->type.shape->size() > x->type.shape->size()) return {};
+  return standard(builder, "PRelu", {x, slope}, call.types);
 }
 
 // ---- casts
@@ -220,76 +197,20 @@ bool is_plain_cast(const AtenCall& call, const ir::Type& from) {
 Values to_copy(Builder& builder, const AtenCall& call) {
   Value* x = tensor(call.arg("self"));
   const DType to = call.types[0].dtype;
-  if (x == nullptr || !is_number_or_bool(x->type.dtype) || !is_number_or_bool(to)) return {};
+  if (x == nullptr || !ir::is_number_or_bool(x->type.dtype) || !ir::is_number_or_bool(to))
+    return {};
   if (to == x->type.dtype || !is_plain_cast(call, x->type)) return {};
   return standard(builder, "Cast", {x}, call.types, {{"to", ir::Dim(static_cast<int64_t>(to))}});
-}
-
-void add_both(Table& table, const std::string& name, const Row& row) {
-  table.add(name + ".Tensor", row);
-  table.add(name + ".Scalar", row);
 }
 
 }  // namespace
 
 void add_elementwise(Table& table) {
-  table.add("aten::abs", unary("Abs", is_number_dtype));
-  table.add("aten::acos", unary("Acos", is_float));
-  table.add("aten::acosh", unary("Acosh", is_float));
-  table.add("aten::asin", unary("Asin", is_float));
-  table.add("aten::asinh", unary("Asinh", is_float));
-  table.add("aten::atan", unary("Atan", is_float));
-  table.add("aten::atanh", unary("Atanh", is_float));
-  table.add("aten::ceil", unary("Ceil", is_float));
-  table.add("aten::cos", unary("Cos", is_float));
-  table.add("aten::cosh", unary("Cosh", is_float));
-  table.add("aten::erf", unary("Erf", is_float));
-  table.add("aten::exp", unary("Exp", is_float));
-  table.add("aten::floor", unary("Floor", is_float));
-  table.add("aten::isinf", unary("IsInf", is_float));
-  table.add("aten::isnan", unary("IsNaN", is_float));
-  table.add("aten::log", unary("Log", is_float));
-  table.add("aten::logical_not", unary("Not", is_bool));
-  table.add("aten::neg", unary("Neg", has_sign));
-  table.add("aten::reciprocal", unary("Reciprocal", is_float));
-  table.add("aten::relu", unary("Relu", has_sign));
-  table.add("aten::round", unary("Round", is_float));
-  table.add("aten::sigmoid", unary("Sigmoid", is_float));
-  table.add("aten::sign", unary("Sign", is_number_dtype));
-  table.add("aten::sin", unary("Sin", is_float));
-  table.add("aten::sinh", unary("Sinh", is_float));
-  table.add("aten::sqrt", unary("Sqrt", is_float));
-  table.add("aten::tan", unary("Tan", is_float));
-  table.add("aten::tanh", unary("Tanh", is_float));
-
-  add_both(table, "aten::add", binary("Add", is_number_dtype));
-  add_both(table, "aten::sub", binary("Sub", is_number_dtype));
-  add_both(table, "aten::mul", binary("Mul", is_number_dtype));
-  // PyTorch's quotient of integers is a float.
-  add_both(table, "aten::div", binary("Div", is_float));
-  add_both(table, "aten::rsub", rsub);
-  add_both(table, "aten::remainder", remainder);
-  add_both(table, "aten::fmod", fmod);
-  table.add("aten::pow.Tensor_Tensor", binary("Pow", is_wide));
-  table.add("aten::pow.Tensor_Scalar", binary("Pow", is_wide));
-  table.add("aten::pow.Scalar", binary("Pow", is_wide));
-  table.add("aten::maximum", binary("Max", is_number_dtype));
-  table.add("aten::minimum", binary("Min", is_number_dtype));
-
-  add_both(table, "aten::eq", compare("Equal", is_number_or_bool));
-  add_both(table, "aten::ne", not_equal);
-  add_both(table, "aten::lt", compare("Less", is_number_dtype));
-  add_both(table, "aten::le", compare("LessOrEqual", is_number_dtype));
-  add_both(table, "aten::gt", compare("Greater", is_number_dtype));
-  add_both(table, "aten::ge", compare("GreaterOrEqual", is_number_dtype));
-  table.add("aten::logical_and", binary("And", is_bool));
-  table.add("aten::logical_or", binary("Or", is_bool));
-  table.add("aten::logical_xor", binary("Xor", is_bool));
-  add_both(table, "aten::bitwise_and", bitwise("And", "BitwiseAnd"));
-  add_both(table, "aten::bitwise_or", bitwise("Or", "BitwiseOr"));
-  add_both(table, "aten::bitwise_xor", bitwise("Xor", "BitwiseXor"));
-  table.add("aten::bitwise_not", bitwise_not);
-
+  add_pairs(table, Pair::Form::kTensors, of_tensors);
+  add_pairs(table, Pair::Form::kOperands, of_operands);
+  add_pairs(table, Pair::Form::kReversed, of_operands);
+  table.add("aten::ne.Scalar", not_equal);
+  table.add("aten::ne.Tensor", not_equal);
   table.add("aten::where.self", where);
   table.add("aten::masked_fill.Scalar", masked_fill);
   table.add("aten::masked_fill.Tensor", masked_fill);
@@ -297,6 +218,7 @@ void add_elementwise(Table& table) {
   table.add("aten::clamp_min", clip("min", ""));
   table.add("aten::clamp_max", clip("", "max"));
   table.add("aten::hardtanh", clip("min_val", "max_val"));
+  table.add("aten::_prelu_kernel", prelu);
   table.add("aten::_to_copy", to_copy);
 }
 

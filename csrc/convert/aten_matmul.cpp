@@ -1,4 +1,4 @@
-// Matrix products.
+// A matrix product that is added to a tensor; others are pairs (ops/pair.h).
 
 #include "convert/families.h"
 #include "convert/rows.h"
@@ -7,27 +7,15 @@ namespace torch_ort::convert {
 
 namespace {
 
-using ir::DType;
 using ir::Value;
 using Values = std::vector<Value*>;
 
-bool is_factor(const Value* x) {
-  if (x == nullptr || !x->type.shape) return false;
-  const DType dtype = x->type.dtype;
-  return is_float(dtype) || dtype == DType::kInt32 || dtype == DType::kInt64;
-}
-
-Values product(Builder& builder, const AtenCall& call) {
-  Value *x = tensor(call.args.at(0)), *y = tensor(call.args.at(1));
-  if (!is_factor(x) || !is_factor(y) || x->type.dtype != y->type.dtype) return {};
-  if (call.types[0].dtype != x->type.dtype) return {};
-  return standard(builder, "MatMul", {x, y}, call.types);
-}
+bool is_factor(const Value* x) { return x != nullptr && x->type.shape && is_float(x->type.dtype); }
 
 Values addmm(Builder& builder, const AtenCall& call) {
   Value *bias = tensor(call.arg("self")), *x = tensor(call.arg("mat1")),
         *y = tensor(call.arg("mat2"));
-  if (!is_factor(x) || !is_factor(y) || !is_factor(bias) || !is_float(x->type.dtype)) return {};
+  if (!is_factor(x) || !is_factor(y) || !is_factor(bias)) return {};
   if (x->type.dtype != y->type.dtype || x->type.dtype != bias->type.dtype) return {};
   const ops::Arg &alpha = call.arg("alpha"), &beta = call.arg("beta");
   // With beta 0 PyTorch does not read the bias, whereas ONNX multiplies it, including NaN.
@@ -40,12 +28,6 @@ Values addmm(Builder& builder, const AtenCall& call) {
 
 }  // namespace
 
-void add_matmul(Table& table) {
-  table.add("aten::mm", product);
-  table.add("aten::bmm", product);
-  table.add("aten::mv", product);
-  table.add("aten::dot", product);
-  table.add("aten::addmm", addmm);
-}
+void add_matmul(Table& table) { table.add("aten::addmm", addmm); }
 
 }  // namespace torch_ort::convert

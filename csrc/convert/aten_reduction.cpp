@@ -2,6 +2,7 @@
 
 #include "convert/families.h"
 #include "convert/rows.h"
+#include "ops/dtypes.h"
 
 namespace torch_ort::convert {
 
@@ -12,20 +13,6 @@ using ir::DType;
 using ir::Shape;
 using ir::Value;
 using Values = std::vector<Value*>;
-
-bool is_summable(DType dtype) {
-  return is_float(dtype) || dtype == DType::kInt32 || dtype == DType::kInt64;
-}
-
-bool is_ordered(DType dtype) {
-  return is_summable(dtype) || dtype == DType::kInt8 || dtype == DType::kUInt8 ||
-         dtype == DType::kBool;
-}
-
-bool is_indexed(DType dtype) {
-  return is_summable(dtype) || dtype == DType::kInt8 || dtype == DType::kUInt8 ||
-         dtype == DType::kInt16;
-}
 
 using Accepts = bool (*)(DType);
 
@@ -63,15 +50,6 @@ Shape axes_of(const ops::Arg& given, size_t rank) {
 
 Dim keepdims(const AtenCall& call) { return Dim(boolean(call.arg("keepdim")) ? 1 : 0); }
 
-// A reduction of all elements to a 0-d tensor.
-Row total(std::string op, Accepts accepts) {
-  return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
-    Value* x = reduced(builder, call, accepts);
-    if (x == nullptr) return {};
-    return standard(builder, op, {x}, call.types, {{"keepdims", Dim(0)}});
-  };
-}
-
 Values along(Builder& builder, const AtenCall& call, const std::string& op, Value* x) {
   // PyTorch accepts axes 0 and -1 for a 0-d tensor, and ONNX does not.
   if (x->type.shape->empty()) return standard(builder, op, {x}, call.types, {{"keepdims", Dim(0)}});
@@ -79,11 +57,11 @@ Values along(Builder& builder, const AtenCall& call, const std::string& op, Valu
   return reduce(builder, op, x, axes, boolean(call.arg("keepdim")), call.types);
 }
 
-Row along_axes(std::string op, Accepts accepts) {
-  return [op = std::move(op), accepts](Builder& builder, const AtenCall& call) -> Values {
-    Value* x = reduced(builder, call, accepts);
-    return x == nullptr ? Values() : along(builder, call, op, x);
-  };
+Values of_pair(Builder& builder, const AtenCall& call, const ops::Op& op, const ops::Pair& pair) {
+  Value* x = reduced(builder, call, pair.accepts);
+  if (x == nullptr) return {};
+  if (pair.form == ops::Pair::Form::kAlong) return along(builder, call, op.name, x);
+  return standard(builder, op.name, {x}, call.types, {{"keepdims", Dim(0)}});
 }
 
 Values vector_norm(Builder& builder, const AtenCall& call) {
@@ -96,20 +74,8 @@ Values vector_norm(Builder& builder, const AtenCall& call) {
   return standard(builder, op, {x}, call.types, {{"keepdims", keepdims(call)}});
 }
 
-Row place_of_extreme(std::string op) {
-  return [op = std::move(op)](Builder& builder, const AtenCall& call) -> Values {
-    Value* x = tensor(call.arg("self"));
-    if (x == nullptr || !x->type.shape || x->type.shape->empty()) return {};
-    // Without an axis PyTorch returns the index in the flattened tensor.
-    if (!is_indexed(x->type.dtype) || call.arg("dim").is_none()) return {};
-    return standard(
-        builder, op, {x}, call.types,
-        {{"axis", Dim(axis(call, "dim", x->type.shape->size()))}, {"keepdims", keepdims(call)}});
-  };
-}
-
 Values cumsum(Builder& builder, const AtenCall& call) {
-  Value* x = reduced(builder, call, is_summable);
+  Value* x = reduced(builder, call, ops::is_summable);
   if (x == nullptr || x->type.shape->empty()) return {};
   const int64_t at = axis(call, "dim", x->type.shape->size());
   return standard(builder, "CumSum", {x, builder.scalar(static_cast<double>(at), DType::kInt64)},
@@ -119,21 +85,10 @@ Values cumsum(Builder& builder, const AtenCall& call) {
 }  // namespace
 
 void add_reduction(Table& table) {
-  table.add("aten::amax", along_axes("ReduceMax", is_ordered));
-  table.add("aten::amin", along_axes("ReduceMin", is_ordered));
-  table.add("aten::argmax", place_of_extreme("ArgMax"));
-  table.add("aten::argmin", place_of_extreme("ArgMin"));
+  add_pairs(table, ops::Pair::Form::kAlong, of_pair);
+  add_pairs(table, ops::Pair::Form::kTotal, of_pair);
   table.add("aten::cumsum", cumsum);
   table.add("aten::linalg_vector_norm", vector_norm);
-  table.add("aten::logsumexp", along_axes("ReduceLogSumExp", is_float));
-  table.add("aten::max", total("ReduceMax", is_ordered));
-  table.add("aten::mean", total("ReduceMean", is_float));
-  table.add("aten::mean.dim", along_axes("ReduceMean", is_float));
-  table.add("aten::min", total("ReduceMin", is_ordered));
-  table.add("aten::prod", total("ReduceProd", is_summable));
-  table.add("aten::prod.dim_int", along_axes("ReduceProd", is_summable));
-  table.add("aten::sum", total("ReduceSum", is_summable));
-  table.add("aten::sum.dim_IntList", along_axes("ReduceSum", is_summable));
 }
 
 }  // namespace torch_ort::convert

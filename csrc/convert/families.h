@@ -6,7 +6,6 @@
 
 namespace torch_ort::convert {
 
-void add_activation(Table& table);
 void add_attention(Table& table);
 void add_conjugate(Table& table);
 void add_convolution(Table& table);
@@ -20,6 +19,5 @@ void add_python_op(Table& table);
 void add_random(Table& table);
 void add_reduction(Table& table);
 void add_shape(Table& table);
-void add_softmax(Table& table);
 
 }  // namespace torch_ort::convert

@@ -1,7 +1,8 @@
 #include "convert/rows.h"
 
 #include "base/error.h"
-#include "ops/op.h"
+
+#include <map>
 
 namespace torch_ort::convert {
 
@@ -50,6 +51,28 @@ std::vector<ir::Value*> reduce(Builder& builder, std::string_view op, ir::Value*
   auto values = standard(builder, op, {x, builder.ints(axes)}, types, {{"keepdims", keeps}});
   if (!values.empty()) return values;
   return standard(builder, op, {x}, types, {{"axes", axes}, {"keepdims", keeps}});
+}
+
+void add_pairs(Table& table, ops::Pair::Form form, PairRow row) {
+  std::map<std::string, std::vector<std::pair<const ops::Op*, const ops::Pair*>>> found;
+  for (const ops::Op* op : ops::registry().all()) {
+    for (const ops::Pair& pair : op->pairs) {
+      if (pair.form != form) continue;
+      for (const std::string& overload : pair.overloads) {
+        found[overload.empty() ? pair.aten : pair.aten + "." + overload].emplace_back(op, &pair);
+      }
+    }
+  }
+  for (auto& [key, candidates] : found) {
+    table.add(key,
+              [row, candidates = std::move(candidates)](Builder& builder, const AtenCall& call) {
+                std::vector<ir::Value*> values;
+                for (const auto& [op, pair] : candidates) {
+                  if (values.empty()) values = row(builder, call, *op, *pair);
+                }
+                return values;
+              });
+  }
 }
 
 std::optional<ir::Dim> dim(const ops::Arg& arg) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "convert/convert.h"
+#include "ops/op.h"
 
 #include <optional>
 
@@ -19,6 +20,13 @@ std::vector<ir::Value*> standard(Builder& builder, std::string_view op,
 std::vector<ir::Value*> reduce(Builder& builder, std::string_view op, ir::Value* x,
                                const ir::Shape& axes, bool keeps_dims,
                                const std::vector<ir::Type>& types);
+
+// The row of an op's pair (ops/pair.h): what a call of the operator becomes.
+using PairRow = std::vector<ir::Value*> (*)(Builder& builder, const AtenCall& call,
+                                            const ops::Op& op, const ops::Pair& pair);
+// Adds a row for each operator that is a pair of this form. Where several ops are a pair with one
+// operator, a call becomes the first that takes it.
+void add_pairs(Table& table, ops::Pair::Form form, PairRow row);
 
 using ir::is_float;
 // The argument as a dim, if it is an integer or a symbol; nothing otherwise, also for None.

@@ -24,60 +24,24 @@ using enum AttrKind;
 constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
 constexpr double kSeluScale = 1.0507009873554804934193349852946;
 
-std::vector<Type> infer_activation(const Node& node) {
-  return {with_shape(input(node, 0).type, input(node, 0).type.shape)};
-}
-
 void lower_gelu(const Node& node, CallList& calls) {
   const std::string kind = ir::string_attr(node.attrs, "approximate", "none");
   if (kind != "none" && kind != "tanh") {
     throw UserError(concat("Gelu: approximate: got '", kind, "', want 'none' or 'tanh'"));
   }
-  calls.add("aten::gelu", "", {node.inputs[0], kind}, {node.outputs[0]});
+  lower_pair(node, calls);
 }
 
 // x * sigmoid(alpha * x)
 void lower_swish(const Node& node, CallList& calls) {
   Value* x = node.inputs[0];
   const double alpha = ir::float_attr(node.attrs, "alpha", 1.0);
-  if (alpha == 1.0) {
-    calls.add("aten::silu", "", {x}, {node.outputs[0]});
-    return;
-  }
+  if (alpha == 1.0) return lower_pair(node, calls);
   Value* scaled = calls.temporary(with_shape(x->type, x->type.shape));
   Value* gate = calls.temporary(with_shape(x->type, x->type.shape));
   calls.add("aten::mul", "Scalar", {x, alpha}, {scaled});
   calls.add("aten::sigmoid", "", {scaled}, {gate});
   calls.add("aten::mul", "Tensor", {x, gate}, {node.outputs[0]});
-}
-
-void lower_leaky_relu(const Node& node, CallList& calls) {
-  calls.add("aten::leaky_relu", "", {node.inputs[0], ir::float_attr(node.attrs, "alpha", 0.01)},
-            {node.outputs[0]});
-}
-
-void lower_elu(const Node& node, CallList& calls) {
-  calls.add("aten::elu", "", {node.inputs[0], ir::float_attr(node.attrs, "alpha", 1.0), 1.0, 1.0},
-            {node.outputs[0]});
-}
-
-void lower_selu(const Node& node, CallList& calls) {
-  calls.add("aten::elu", "",
-            {node.inputs[0], ir::float_attr(node.attrs, "alpha", kSeluAlpha),
-             ir::float_attr(node.attrs, "gamma", kSeluScale), 1.0},
-            {node.outputs[0]});
-}
-
-void lower_softplus(const Node& node, CallList& calls) {
-  calls.add("aten::softplus", "", {node.inputs[0], 1.0, 20.0}, {node.outputs[0]});
-}
-
-void lower_hard_swish(const Node& node, CallList& calls) {
-  calls.add("aten::hardswish", "", {node.inputs[0]}, {node.outputs[0]});
-}
-
-void lower_mish(const Node& node, CallList& calls) {
-  calls.add("aten::mish", "", {node.inputs[0]}, {node.outputs[0]});
 }
 
 // x / (1 + |x|)
@@ -97,8 +61,7 @@ void lower_hard_sigmoid(const Node& node, CallList& calls) {
   const double beta = ir::float_attr(node.attrs, "beta", 0.5);
   // Attributes of files have 32 bits, so alpha is compared as a float.
   if (static_cast<float>(alpha) == static_cast<float>(1.0 / 6.0) && beta == 0.5) {
-    calls.add("aten::hardsigmoid", "", {x}, {node.outputs[0]});
-    return;
+    return lower_pair(node, calls);
   }
   Value* scaled = calls.temporary(with_shape(x->type, x->type.shape));
   Value* moved = calls.temporary(with_shape(x->type, x->type.shape));
@@ -110,7 +73,7 @@ void lower_hard_sigmoid(const Node& node, CallList& calls) {
 // The slope broadcasts to the input. The input does not broadcast to the slope.
 std::vector<Type> infer_prelu(const Node& node) {
   want_same_dtype(node, {0, 1});
-  return infer_activation(node);
+  return infer_like_first(node);
 }
 
 void lower_prelu(const Node& node, CallList& calls) {
@@ -162,14 +125,20 @@ FusedForm fused_leaky_relu_grad(const Node& node) {
   return fused_grad_by_number(node, Pointwise::kLeakyReluGrad);
 }
 
-Op activation(std::string name, int since, int bfloat16_since, Lowering lower,
-              std::vector<AttrRule> attributes = {}, FusedRule fused = {}) {
+// Above its threshold PyTorch's softplus returns x. In float64 this differs from the function.
+bool is_narrow_float(ir::DType dtype) { return ir::is_float(dtype) && dtype != ir::DType::kDouble; }
+
+Op activation(std::string name, int since, int bfloat16_since, Pair pair,
+              std::vector<AttrRule> attributes = {}, Lowering lower = lower_pair,
+              FusedRule fused = {}) {
   Op op;
   op.name = std::move(name);
   op.attributes = std::move(attributes);
   op.since = since;
   op.bfloat16_since = bfloat16_since;
-  op.infer = infer_activation;
+  if (pair.accepts == nullptr) pair.accepts = ir::is_float;
+  if (!pair.aten.empty()) op.pairs = {std::move(pair)};
+  op.infer = infer_like_first;
   op.lower = lower;
   op.work = {.elementwise = true, .fused = fused};
   return op;
@@ -201,20 +170,36 @@ Value* silu(Formula& f, Value* x) { return f.mul(x, f.make("Sigmoid", {x})); }
 
 void register_activation(Registry& ops) {
   const AttrRule alpha = {"alpha", kFloat}, beta = {"beta", kFloat}, gamma = {"gamma", kFloat};
-  ops.add(activation("Elu", 6, 22, lower_elu, {alpha}));
-  ops.add(activation("Gelu", 20, 20, lower_gelu, {{"approximate", kString}}, fused_gelu));
-  ops.add(activation("HardSigmoid", 6, 22, lower_hard_sigmoid, {alpha, beta}));
-  ops.add(activation("HardSwish", 14, 22, lower_hard_swish));
-  ops.add(activation("LeakyRelu", 6, 16, lower_leaky_relu, {alpha}, fused_leaky_relu));
-  ops.add(activation("Mish", 18, 22, lower_mish));
-  Op prelu = activation("PRelu", 9, 16, lower_prelu);
+  const Pair::Argument no_scale = {"scale", nullptr, 1.0}, of_input = {"input_scale", nullptr, 1.0};
+  const ir::Attrs sixth = {{"alpha", 1.0 / 6.0}, {"beta", 0.5}};
+  ops.add(activation(
+      "Elu", 6, 22,
+      {.aten = "aten::elu", .arguments = {{"alpha", "alpha", 1.0}, no_scale, of_input}}, {alpha}));
+  ops.add(activation("Gelu", 20, 20,
+                     {.aten = "aten::gelu", .arguments = {{"approximate", "approximate", "none"}}},
+                     {{"approximate", kString}}, lower_gelu, fused_gelu));
+  ops.add(activation("HardSigmoid", 6, 22, {.aten = "aten::hardsigmoid", .attrs = sixth},
+                     {alpha, beta}, lower_hard_sigmoid));
+  ops.add(activation("HardSwish", 14, 22, {"aten::hardswish"}));
+  ops.add(activation("LeakyRelu", 6, 16,
+                     {.aten = "aten::leaky_relu", .arguments = {{"negative_slope", "alpha", 0.01}}},
+                     {alpha}, lower_pair, fused_leaky_relu));
+  ops.add(activation("Mish", 18, 22, {"aten::mish"}));
+  Op prelu = activation("PRelu", 9, 16, {}, {}, lower_prelu);
   prelu.min_inputs = prelu.max_inputs = 2;
   prelu.infer = infer_prelu;
   ops.add(prelu);
-  ops.add(activation("Selu", 6, 22, lower_selu, {alpha, gamma}));
-  ops.add(activation("Softplus", 1, 22, lower_softplus));
-  ops.add(activation("Softsign", 1, 22, lower_softsign));
-  ops.add(activation("Swish", 24, 24, lower_swish, {alpha}, fused_swish));
+  ops.add(activation(
+      "Selu", 6, 22,
+      {.aten = "aten::elu",
+       .arguments = {{"alpha", "alpha", kSeluAlpha}, {"scale", "gamma", kSeluScale}, of_input}},
+      {alpha, gamma}));
+  ops.add(activation("Softplus", 1, 22,
+                     {.aten = "aten::softplus",
+                      .accepts = is_narrow_float,
+                      .arguments = {{"beta", nullptr, 1.0}, {"threshold", nullptr, 20.0}}}));
+  ops.add(activation("Softsign", 1, 22, {}, {}, lower_softsign));
+  ops.add(activation("Swish", 24, 24, {"aten::silu"}, {alpha}, lower_swish, fused_swish));
 
   ops.add(Operator{.name = "aten::gelu_backward", .work = {.fused = fused_gelu_grad}});
   ops.add(Operator{

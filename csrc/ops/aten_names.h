@@ -35,7 +35,8 @@ inline constexpr const char* kSafeSoftmax = "aten::_safe_softmax";
 inline constexpr const char* kSelectBackward = "aten::select_backward";
 inline constexpr const char* kSliceBackward = "aten::slice_backward";
 inline constexpr const char* kSoftmaxBackward = "aten::_softmax_backward_data";
-inline constexpr const char* kSparseSum = "torch_ort::sparse_sum";  // run/sparse_gradients.cpp
+// run/autograd/sparse_gradients.cpp
+inline constexpr const char* kSparseSum = "torch_ort::sparse_sum";
 inline constexpr const char* kTanhBackward = "aten::tanh_backward";
 
 }  // namespace torch_ort::ops::aten

@@ -4,17 +4,24 @@
 #include "ops/aten.h"
 #include "ops/aten_names.h"
 #include "ops/broadcast.h"
+#include "ops/dtypes.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
 
 #include <algorithm>
 #include <iterator>
+#include <tuple>
 
 namespace torch_ort::ops {
 
 namespace {
 
+using ir::Dim;
 using ir::DType;
+using ir::is_float;
+using ir::is_integer;
+using ir::is_number;
+using ir::is_number_or_bool;
 using ir::Node;
 using ir::Type;
 using ir::Value;
@@ -24,29 +31,22 @@ bool is_small_integer(DType dtype) {
   return dtype == DType::kInt8 || dtype == DType::kUInt8 || dtype == DType::kInt16;
 }
 
-bool is_integer(DType dtype) {
-  return is_small_integer(dtype) || dtype == DType::kInt32 || dtype == DType::kInt64;
-}
-
 // The number in a constant without dims. PyTorch's kernels get it as a Python number.
 std::optional<Arg> scalar_of(const Value* value) {
   if (value == nullptr || !value->type.shape || !value->type.shape->empty()) return std::nullopt;
   return known_number(value);
 }
 
-template <typename Row, size_t kSize>
-const Row& row_of(const Row (&rows)[kSize], const Node& node) {
-  const Row* row = std::find_if(std::begin(rows), std::end(rows),
-                                [&](const Row& each) { return node.op.name == each.name; });
-  ORT_CHECK(row != std::end(rows), "ops: no row for ", node.op.str());
-  return *row;
-}
+const std::vector<Pair>& pairs_of(const Node& node) { return registry().find(node.op)->pairs; }
+
+bool gives_bool(const Node& node) { return pairs_of(node)[0].gives == DType::kBool; }
 
 // ---- one input
 
 struct Unary {
   const char* name;
   const char* aten;
+  bool (*accepts)(DType);
   int since;
   int bfloat16_since;
   FusedRule fused = {};
@@ -54,41 +54,41 @@ struct Unary {
 };
 
 constexpr Unary kUnary[] = {
-    {"Abs", "aten::abs", 6, 13, Pointwise::kAbs},
-    {"Acos", "aten::acos", 7, 22},
-    {"Acosh", "aten::acosh", 9, 22},
-    {"Asin", "aten::asin", 7, 22},
-    {"Asinh", "aten::asinh", 9, 22},
-    {"Atan", "aten::atan", 7, 22},
-    {"Atanh", "aten::atanh", 9, 22},
-    {"BitwiseNot", "aten::bitwise_not", 18, 18},
-    {"Ceil", "aten::ceil", 6, 13, Pointwise::kCeil},
-    {"Cos", "aten::cos", 7, 22, Pointwise::kCos},
-    {"Cosh", "aten::cosh", 9, 22},
-    {"Erf", "aten::erf", 9, 13, Pointwise::kErf},
-    {"Exp", "aten::exp", 6, 13, Pointwise::kExp},
-    {"Floor", "aten::floor", 6, 13, Pointwise::kFloor},
-    {"IsInf", "aten::isinf", 10, 20, {}, true},
-    {"IsNaN", "aten::isnan", 9, 13, Pointwise::kIsNan, true},
-    {"Log", "aten::log", 6, 13, Pointwise::kLog},
-    {"Neg", "aten::neg", 6, 13, Pointwise::kNeg},
-    {"Not", "aten::logical_not", 1, 1, Pointwise::kNot, true},
-    {"Reciprocal", "aten::reciprocal", 6, 13, Pointwise::kReciprocal},
-    {"Relu", "aten::relu", 6, 13, Pointwise::kRelu},
-    {"Round", "aten::round", 11, 22, Pointwise::kRound},
-    {"Sigmoid", "aten::sigmoid", 6, 13, Pointwise::kSigmoid},
-    {"Sign", "aten::sign", 9, 13, Pointwise::kSign},
-    {"Sin", "aten::sin", 7, 22, Pointwise::kSin},
-    {"Sinh", "aten::sinh", 9, 22},
-    {"Sqrt", "aten::sqrt", 6, 13, Pointwise::kSqrt},
-    {"Tan", "aten::tan", 7, 22},
-    {"Tanh", "aten::tanh", 6, 13, Pointwise::kTanh},
+    {"Abs", "aten::abs", is_number, 6, 13, Pointwise::kAbs},
+    {"Acos", "aten::acos", is_float, 7, 22},
+    {"Acosh", "aten::acosh", is_float, 9, 22},
+    {"Asin", "aten::asin", is_float, 7, 22},
+    {"Asinh", "aten::asinh", is_float, 9, 22},
+    {"Atan", "aten::atan", is_float, 7, 22},
+    {"Atanh", "aten::atanh", is_float, 9, 22},
+    {"BitwiseNot", "aten::bitwise_not", is_integer, 18, 18},
+    {"Ceil", "aten::ceil", is_float, 6, 13, Pointwise::kCeil},
+    {"Cos", "aten::cos", is_float, 7, 22, Pointwise::kCos},
+    {"Cosh", "aten::cosh", is_float, 9, 22},
+    {"Erf", "aten::erf", is_float, 9, 13, Pointwise::kErf},
+    {"Exp", "aten::exp", is_float, 6, 13, Pointwise::kExp},
+    {"Floor", "aten::floor", is_float, 6, 13, Pointwise::kFloor},
+    {"IsInf", "aten::isinf", is_float, 10, 20, {}, true},
+    {"IsNaN", "aten::isnan", is_float, 9, 13, Pointwise::kIsNan, true},
+    {"Log", "aten::log", is_float, 6, 13, Pointwise::kLog},
+    {"Neg", "aten::neg", has_sign, 6, 13, Pointwise::kNeg},
+    {"Not", "aten::logical_not", is_bool, 1, 1, Pointwise::kNot, true},
+    {"Reciprocal", "aten::reciprocal", is_float, 6, 13, Pointwise::kReciprocal},
+    {"Relu", "aten::relu", has_sign, 6, 13, Pointwise::kRelu},
+    {"Round", "aten::round", is_float, 11, 22, Pointwise::kRound},
+    {"Sigmoid", "aten::sigmoid", is_float, 6, 13, Pointwise::kSigmoid},
+    {"Sign", "aten::sign", is_number, 9, 13, Pointwise::kSign},
+    {"Sin", "aten::sin", is_float, 7, 22, Pointwise::kSin},
+    {"Sinh", "aten::sinh", is_float, 9, 22},
+    {"Sqrt", "aten::sqrt", is_float, 6, 13, Pointwise::kSqrt},
+    {"Tan", "aten::tan", is_float, 7, 22},
+    {"Tanh", "aten::tanh", is_float, 6, 13, Pointwise::kTanh},
 };
 
 std::vector<Type> infer_unary(const Node& node) {
   const Type& x = input(node, 0).type;
   Type type = with_shape(x, x.shape);
-  if (row_of(kUnary, node).gives_bool) type.dtype = DType::kBool;
+  if (gives_bool(node)) type.dtype = DType::kBool;
   return {type};
 }
 
@@ -97,55 +97,75 @@ void lower_unary(const Node& node, CallList& calls) {
     if (ir::int_attr(node.attrs, name, 1) == 0)
       throw Unsupported(concat("IsInf: ", name, ": got 0, want 1"));
   }
-  calls.add(row_of(kUnary, node).aten, "", {node.inputs[0]}, {node.outputs[0]});
+  lower_pair(node, calls);
 }
 
 int unary_since(const Node& node) {
   const DType dtype = input(node, 0).type.dtype;
   if (node.op.name == "Relu" && is_integer(dtype)) return 14;
   if (node.op.name == "IsInf" && dtype == DType::kHalf) return 20;
-  return row_of(kUnary, node).since;
+  return registry().find(node.op)->since;
 }
 
 // ---- two inputs
 
-// How a kernel takes a number in place of its second tensor.
-enum class Numbers { kNone, kScalar, kScalarAndAlpha };
+// The overloads for two tensors, and for a number in place of the second.
+std::vector<std::string> both() { return {"Tensor", "Scalar"}; }
+
+// The factor of the second operand.
+Pair::Argument alpha() { return {"alpha", nullptr, 1}; }
 
 struct Binary {
   const char* name;
   const char* aten;
+  bool (*accepts)(DType);
   int since;
   int bfloat16_since;
-  Numbers numbers;
   bool commutes;
   FusedRule fused = {};
   bool gives_bool = false;
+  bool has_alpha = false;
 };
 
 constexpr Binary kBinary[] = {
-    {"Add", "aten::add", 7, 13, Numbers::kScalarAndAlpha, true, Pointwise::kAdd},
-    {"And", "aten::logical_and", 7, 7, Numbers::kNone, true, Pointwise::kAnd, true},
-    {"BitwiseAnd", "aten::bitwise_and", 18, 18, Numbers::kScalar, true},
-    {"BitwiseOr", "aten::bitwise_or", 18, 18, Numbers::kScalar, true},
-    {"BitwiseXor", "aten::bitwise_xor", 18, 18, Numbers::kScalar, true},
-    {"Div", "aten::div", 7, 13, Numbers::kScalar, false, Pointwise::kDiv},
-    {"Equal", "aten::eq", 11, 13, Numbers::kScalar, true, Pointwise::kEqual, true},
-    {"Greater", "aten::gt", 9, 13, Numbers::kScalar, false, Pointwise::kGreater, true},
-    {"GreaterOrEqual", "aten::ge", 12, 16, Numbers::kScalar, false, Pointwise::kGreaterOrEqual,
-     true},
-    {"Less", "aten::lt", 9, 13, Numbers::kScalar, false, Pointwise::kLess, true},
-    {"LessOrEqual", "aten::le", 12, 16, Numbers::kScalar, false, Pointwise::kLessOrEqual, true},
-    {"Mod", "aten::remainder", 10, 13, Numbers::kScalar, false},
-    {"Mul", "aten::mul", 7, 13, Numbers::kScalar, true, Pointwise::kMul},
-    {"Or", "aten::logical_or", 7, 7, Numbers::kNone, true, Pointwise::kOr, true},
-    {"Sub", "aten::sub", 7, 13, Numbers::kScalarAndAlpha, false, Pointwise::kSub},
-    {"Xor", "aten::logical_xor", 7, 7, Numbers::kNone, true, Pointwise::kXor, true},
+    {"Add", "aten::add", is_number, 7, 13, true, Pointwise::kAdd, false, true},
+    {"And", "aten::logical_and", is_bool, 7, 7, true, Pointwise::kAnd, true},
+    {"BitwiseAnd", "aten::bitwise_and", is_integer, 18, 18, true},
+    {"BitwiseOr", "aten::bitwise_or", is_integer, 18, 18, true},
+    {"BitwiseXor", "aten::bitwise_xor", is_integer, 18, 18, true},
+    // PyTorch's quotient of integers is a float.
+    {"Div", "aten::div", is_float, 7, 13, false, Pointwise::kDiv},
+    {"Equal", "aten::eq", is_number_or_bool, 11, 13, true, Pointwise::kEqual, true},
+    {"Greater", "aten::gt", is_number, 9, 13, false, Pointwise::kGreater, true},
+    {"GreaterOrEqual", "aten::ge", is_number, 12, 16, false, Pointwise::kGreaterOrEqual, true},
+    {"Less", "aten::lt", is_number, 9, 13, false, Pointwise::kLess, true},
+    {"LessOrEqual", "aten::le", is_number, 12, 16, false, Pointwise::kLessOrEqual, true},
+    {"Mod", "aten::remainder", is_integer, 10, 13, false},
+    {"Mul", "aten::mul", is_number, 7, 13, true, Pointwise::kMul},
+    {"Or", "aten::logical_or", is_bool, 7, 7, true, Pointwise::kOr, true},
+    {"Sub", "aten::sub", is_number, 7, 13, false, Pointwise::kSub, false, true},
+    {"Xor", "aten::logical_xor", is_bool, 7, 7, true, Pointwise::kXor, true},
 };
+
+Pair pair_of(const Binary& row) {
+  Pair pair{.aten = row.aten, .accepts = row.accepts, .form = Pair::Form::kOperands};
+  if (row.gives_bool) pair.gives = DType::kBool;
+  // Logical operators have one overload, which has no name, and take no number.
+  if (row.accepts != is_bool) pair.overloads = both();
+  if (row.has_alpha) pair.arguments = {alpha()};
+  return pair;
+}
+
+const Binary& row_of(const Node& node) {
+  const Binary* row = std::find_if(std::begin(kBinary), std::end(kBinary),
+                                   [&](const Binary& each) { return node.op.name == each.name; });
+  ORT_CHECK(row != std::end(kBinary), "ops: no row for ", node.op.str());
+  return *row;
+}
 
 std::vector<Type> infer_binary(const Node& node) {
   want_same_dtype(node, {0, 1});
-  const DType dtype = row_of(kBinary, node).gives_bool ? DType::kBool : input(node, 0).type.dtype;
+  const DType dtype = gives_bool(node) ? DType::kBool : input(node, 0).type.dtype;
   return {type_like_inputs(node, dtype, broadcast_inputs(node))};
 }
 
@@ -155,30 +175,27 @@ bool is_integer_division(const Node& node) {
 }
 
 void lower_binary(const Node& node, CallList& calls) {
-  const Binary& row = row_of(kBinary, node);
-  std::string aten = row.aten;
-  if (node.op.name == "Mod" && ir::int_attr(node.attrs, "fmod", 0) != 0) aten = "aten::fmod";
+  const bool is_fmod = node.op.name == "Mod" && ir::int_attr(node.attrs, "fmod", 0) != 0;
+  const Pair& pair = pairs_of(node).at(is_fmod ? 1 : 0);
   Value *a = &input(node, 0), *b = &input(node, 1);
-  if (row.commutes && scalar_of(a) && !scalar_of(b)) std::swap(a, b);
+  if (row_of(node).commutes && scalar_of(a) && !scalar_of(b)) std::swap(a, b);
   const std::optional<Arg> number = scalar_of(a) ? std::nullopt : scalar_of(b);
-  const bool takes_number = number && row.numbers != Numbers::kNone;
+  const bool takes_number = number && pair.overloads.size() > 1;
 
   ArgList args = {a, takes_number ? *number : Arg(b)};
-  // Logical operators have one overload, which has no name.
-  const bool is_logical = row.numbers == Numbers::kNone;
-  std::string overload = is_logical ? "" : takes_number ? "Scalar" : "Tensor";
-  if (row.numbers == Numbers::kScalarAndAlpha) args.push_back(1);
+  std::string overload = pair.overloads.at(takes_number ? 1 : 0);
+  for (const Pair::Argument& argument : pair.arguments) args.push_back(argument.value);
   if (is_integer_division(node)) {
     overload += "_mode";
     args.push_back("trunc");
   }
-  calls.add(std::move(aten), std::move(overload), std::move(args), {node.outputs[0]});
+  calls.add(pair.aten, std::move(overload), std::move(args), {node.outputs[0]});
 }
 
 int binary_since(const Node& node) {
-  const Binary& row = row_of(kBinary, node);
-  const bool is_arithmetic = row.since == 7 && !row.gives_bool;
-  return is_arithmetic && is_small_integer(input(node, 0).type.dtype) ? 14 : row.since;
+  const int since = registry().find(node.op)->since;
+  const bool is_arithmetic = since == 7 && !gives_bool(node);
+  return is_arithmetic && is_small_integer(input(node, 0).type.dtype) ? 14 : since;
 }
 
 // The result has the dtype of the base, whatever the dtype of the exponent is.
@@ -214,7 +231,7 @@ std::vector<Type> infer_extremum(const Node& node) {
 }
 
 void lower_extremum(const Node& node, CallList& calls) {
-  const char* aten = node.op.name == "Min" ? "aten::minimum" : "aten::maximum";
+  const std::string& aten = pairs_of(node)[0].aten;
   Value* result = &input(node, 0);
   if (node.inputs.size() == 1) {
     calls.add("aten::clone", "", {result, "contiguous_format"}, {node.outputs[0]});
@@ -252,10 +269,6 @@ void lower_where(const Node& node, CallList& calls) {
   } else {
     calls.add("aten::where", "self", {condition, x, y}, {node.outputs[0]});
   }
-}
-
-std::vector<Type> infer_like_first(const Node& node) {
-  return {with_shape(input(node, 0).type, input(node, 0).type.shape)};
 }
 
 void lower_clip(const Node& node, CallList& calls) {
@@ -329,13 +342,10 @@ FusedForm fused_mixed(const Node& node) {
 }
 
 FusedForm fused_cast(const Node& node) {
-  const auto is_number = [](DType dtype) {
-    return ir::is_float(dtype) || is_integer(dtype) || dtype == DType::kBool;
-  };
   const DType from = node.inputs[0]->type.dtype, to = node.outputs[0]->type.dtype;
-  if (!is_number(from) || !is_number(to)) return {};
+  if (!is_number_or_bool(from) || !is_number_or_bool(to)) return {};
   if (to == DType::kBool) return {FusedForm::Kind::kPointwise, Pointwise::kToBool, {}};
-  if (ir::is_float(to) || from == DType::kBool || from == to) return {FusedForm::Kind::kPass};
+  if (is_float(to) || from == DType::kBool || from == to) return {FusedForm::Kind::kPass};
   // Casts between integers wrap around, and those of NaN and infinity depend on the processor.
   return {};
 }
@@ -374,26 +384,61 @@ void register_elementwise(Registry& ops) {
   for (const Unary& row : kUnary) {
     Op unary = op(row.name, 1, row.since, row.bfloat16_since, infer_unary, lower_unary);
     unary.since_of = unary_since;
+    unary.pairs = {{.aten = row.aten, .accepts = row.accepts}};
+    if (row.gives_bool) unary.pairs[0].gives = DType::kBool;
+    if (unary.name == "Not") unary.pairs.push_back({"aten::bitwise_not", is_bool});
     unary.work.fused = row.fused;
     if (unary.name == "IsInf") {
       unary.attributes = {{"detect_negative", kInt}, {"detect_positive", kInt}};
     }
     ops.add(unary);
   }
+  // What computes the same for some dtypes, or with the operands in the opposite order.
+  const auto of_bools = [](const char* aten) {
+    return Pair{aten, is_bool, Pair::Form::kOperands, DType::kBool, both()};
+  };
+  const std::pair<const char*, Pair> others[] = {
+      {"And", of_bools("aten::bitwise_and")},
+      {"Mod",
+       {.aten = "aten::fmod",
+        .accepts = is_number,
+        .form = Pair::Form::kOperands,
+        .overloads = both(),
+        .attrs = {{"fmod", Dim(1)}}}},
+      {"Or", of_bools("aten::bitwise_or")},
+      {"Sub",
+       {.aten = "aten::rsub",
+        .accepts = is_number,
+        .form = Pair::Form::kReversed,
+        .overloads = both(),
+        .arguments = {alpha()}}},
+      {"Xor", of_bools("aten::bitwise_xor")},
+  };
   for (const Binary& row : kBinary) {
     Op binary = op(row.name, 2, row.since, row.bfloat16_since, infer_binary, lower_binary);
     binary.since_of = binary_since;
+    binary.pairs = {pair_of(row)};
+    for (const auto& [name, pair] : others) {
+      if (binary.name == name) binary.pairs.push_back(pair);
+    }
     binary.work.fused = row.fused;
     if (binary.name == "Mod") binary.attributes = {{"fmod", kInt}};
     ops.add(binary);
   }
   Op pow = op("Pow", 2, 12, 15, infer_pow, lower_pow);
+  pow.pairs = {{.aten = "aten::pow",
+                .accepts = is_summable,
+                .form = Pair::Form::kOperands,
+                .overloads = {"Tensor_Tensor", "Tensor_Scalar", "Scalar"}}};
   pow.work.fused = Pointwise::kPow;
   ops.add(pow);
-  for (const char* name : {"Min", "Max"}) {
+  const std::tuple<const char*, const char*, Pointwise> kExtrema[] = {
+      {"Max", "aten::maximum", Pointwise::kMax}, {"Min", "aten::minimum", Pointwise::kMin}};
+  for (const auto& [name, aten, fused] : kExtrema) {
     Op extremum = op(name, 1, 12, 13, infer_extremum, lower_extremum);
     extremum.max_inputs = -1;
-    extremum.work.fused = extremum.name == "Min" ? Pointwise::kMin : Pointwise::kMax;
+    extremum.pairs = {{aten, is_number, Pair::Form::kOperands}};
+    extremum.work.fused = fused;
     ops.add(extremum);
   }
   Op where = op("Where", 3, 9, 16, infer_where, lower_where);

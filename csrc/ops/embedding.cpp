@@ -119,10 +119,6 @@ void lower_gather_elements(const Node& node, CallList& calls) {
 
 std::string reduction(const Node& node) { return ir::string_attr(node.attrs, "reduction", "none"); }
 
-std::vector<Type> infer_scatter_elements(const Node& node) {
-  return {with_shape(input(node, 0).type, input(node, 0).type.shape)};
-}
-
 void lower_scatter_elements(const Node& node, CallList& calls) {
   check_index(node);
   Value *data = node.inputs[0], *updates = &input(node, 2);
@@ -199,7 +195,7 @@ void register_embedding(Registry& ops) {
   scatter_elements.min_inputs = scatter_elements.max_inputs = 3;
   scatter_elements.attributes = {{"axis", kInt}, {"reduction", kString}};
   scatter_elements.since = 11;
-  scatter_elements.infer = infer_scatter_elements;
+  scatter_elements.infer = infer_like_first;
   scatter_elements.lower = lower_scatter_elements;
   scatter_elements.since_of = scatter_elements_since;
   scatter_elements.indexes = true;

@@ -1,5 +1,9 @@
 // The check of graphs that come from files. Passes, shape rules, lowerings and steps rely on what
 // it establishes.
+//
+// A graph is checked once, when it is read. The types in a file remain claims, which a run compares
+// with the results (SessionOptions::is_from_file): sizes and strides that no tensor can have, and
+// views with other strides than their types claim, raise before memory is accessed.
 #pragma once
 
 #include "ir/graph.h"

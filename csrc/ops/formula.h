@@ -1,7 +1,33 @@
 // The language of formulas: what a composite computes, in standard nodes. Each formula is written
 // once, beside the op that it belongs to (softmax.h, normalization.h, activation.h), and is read
 // in two places: files for other programs (convert/spell_out.cpp) and the bodies of fused regions
-// (passes/expand_composites.cpp).
+// (passes/composites/).
+//
+// Formulas, with the file of each, and who reads it:
+//
+//   softmax, log-softmax (softmax.cpp)
+//       files below opset 13, in attention below 23, and where the dtype changes; regions along
+//       the last dim
+//   their gradients (softmax.cpp)
+//       regions; in files they stay ATen nodes
+//   layer norm (normalization.cpp)
+//       files below opset 17, in float64, and without a weight; regions with its statistics
+//   its gradients (normalization.cpp)
+//       regions; in files they stay ATen nodes
+//   RMS norm and its gradients, which are operators on a GPU (normalization.cpp)
+//       regions with the factors of its rows; in files they stay standard or ATen nodes
+//   1 / sqrt(x) (Formula::rsqrt)
+//       files, and regions of the other norms as well
+//   gelu, silu, mish, hardswish (activation.cpp)
+//       files whose opset has no op; in regions gelu, silu and their gradients are words (words.h)
+//
+// These are written for one reader alone: batch and group norm, negative log likelihood, dropout
+// and their gradients, which depend on layouts, labels and masks, and powers and bounds, for
+// regions (passes/composites/); attention, scans by index and ranges for files
+// (convert/spell_out.cpp); and what runs alone without a kernel of its own, as RMS norm on the CPU,
+// as ATen calls (`lower_...` in each family). Other losses have no formula: they come as calls of
+// PyTorch's kernels (MSE, smooth L1), or as arithmetic where the trace takes them apart (binary
+// cross-entropy).
 #pragma once
 
 #include "ops/writer.h"

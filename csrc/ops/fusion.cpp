@@ -14,11 +14,6 @@ using ir::DType;
 using ir::Node;
 using Kind = FusedForm::Kind;
 
-bool is_wide_integer(DType dtype) {
-  return dtype == DType::kInt64 || dtype == DType::kInt32 || dtype == DType::kInt16 ||
-         dtype == DType::kInt8 || dtype == DType::kUInt8;
-}
-
 // Regions compute integers as doubles. A comparison is exact if at least one of the integers is.
 bool holds_integers(const Node& node, Pointwise op) {
   const auto is_lossy = [](const ir::Value* value) {
@@ -26,10 +21,6 @@ bool holds_integers(const Node& node, Pointwise op) {
   };
   const auto count = std::count_if(node.inputs.begin(), node.inputs.end(), is_lossy);
   return count <= (op == Pointwise::kWhere ? 0 : 1);
-}
-
-bool is_number(DType dtype) {
-  return ir::is_float(dtype) || is_wide_integer(dtype) || dtype == DType::kBool;
 }
 
 bool all_inputs(const Node& node, bool (*holds)(DType)) {
@@ -47,7 +38,7 @@ FusedForm reduction_form(const Node& node, Kind kind) {
 
 FusedForm pointwise_form(const Node& node, Pointwise op, std::vector<double> constants) {
   const PointwiseWord& row = word(op);
-  if (!all_inputs(node, is_number)) return {};
+  if (!all_inputs(node, ir::is_number_or_bool)) return {};
   if (row.on_integers ? !holds_integers(node, op) : !all_inputs(node, ir::is_float)) return {};
   const auto count = static_cast<int>(node.inputs.size() + constants.size());
   return count == row.num_operands ? FusedForm{Kind::kPointwise, op, std::move(constants)}
@@ -56,7 +47,8 @@ FusedForm pointwise_form(const Node& node, Pointwise op, std::vector<double> con
 
 FusedForm fused_form(const Node& node) {
   for (const ir::Value* value : node.outputs) {
-    if (value == nullptr || !value->type.is_known() || !is_number(value->type.dtype)) return {};
+    if (value == nullptr || !value->type.is_known() || !is_number_or_bool(value->type.dtype))
+      return {};
   }
   for (const ir::Value* value : node.inputs) {
     if (value != nullptr && !value->type.is_known()) return {};

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "ops/broadcast.h"
+#include "ops/dtypes.h"
 #include "ops/families.h"
 #include "ops/product.h"
 #include "ops/shapes.h"
@@ -210,6 +211,9 @@ void register_matmul(Registry& ops) {
   matmul.min_inputs = matmul.max_inputs = 2;
   matmul.since = 9;
   matmul.infer = infer_matmul;
+  for (const char* aten : {"aten::mm", "aten::bmm", "aten::mv", "aten::dot"}) {
+    matmul.pairs.push_back({aten, is_summable});
+  }
   matmul.lower = lower_matmul;
   ops.add(matmul);
 

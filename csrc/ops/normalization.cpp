@@ -22,10 +22,6 @@ constexpr auto kKernel = ImageForm::Kind::kKernel;
 
 double epsilon(const Node& node) { return ir::float_attr(node.attrs, "epsilon", 1e-5); }
 
-std::vector<Type> infer_like_first(const Node& node) {
-  return {with_shape(input(node, 0).type, input(node, 0).type.shape)};
-}
-
 // Kernels compute statistics in float32 or wider, which is what 1 requires.
 void check_precision(const Node& node) {
   const int64_t type = ir::int_attr(node.attrs, "stash_type", 1);

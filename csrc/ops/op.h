@@ -9,6 +9,7 @@
 #include "ops/fusion.h"
 #include "ops/kernel_checks.h"
 #include "ops/out_form.h"
+#include "ops/pair.h"
 
 #include <string>
 #include <string_view>
@@ -62,6 +63,8 @@ struct Op {
   bool any_attributes = false;  // other attributes are allowed too
   // The first opset whose definition agrees with `lower`.
   int since = 1;
+  // The operators of PyTorch that compute the same.
+  std::vector<Pair> pairs;
   InferRule infer = nullptr;  // nullptr: the node is made with its types
   Lowering lower = nullptr;   // nullptr: it does not run (YieldOp)
   // Equal inputs give equal outputs, and the node has no other effect.
@@ -93,7 +96,7 @@ struct Operator {
   bool names_strides = false;
   OverwriteForm overwrite;  // for the overload without a name
   OutRewrite out_rewrite = nullptr;
-  // Its results can be placed by answering its kernel's allocations (run/placement.h).
+  // Its results can be placed by answering its kernel's allocations (run/memory/placement.h).
   bool is_placeable = false;
   // The argument that is the dim along which the kernel gathers. Such a kernel reads all that it
   // needs of a row before it writes the row. -1: there is none.

@@ -1,6 +1,6 @@
 // One torch.autograd.Function in a graph: PythonOp runs its forward, PythonOpGrad its backward.
 // Besides the attributes that describe the call, as ONNX Runtime Training has them, `function` is
-// the key of run/python_op.h, and `sizes` are the sizes of tensors among the arguments.
+// the key of run/autograd/python_op.h, and `sizes` are the sizes of tensors among the arguments.
 
 #include "ops/families.h"
 

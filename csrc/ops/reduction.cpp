@@ -1,6 +1,7 @@
 // Ops that make one number of many, along axes: sums, means, extremes and their places.
 
 #include "base/error.h"
+#include "ops/dtypes.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
 
@@ -36,13 +37,54 @@ Shape reduced_shape(const Shape& from, const std::vector<int64_t>& axes, bool ke
 
 // ---- Reduce*
 
+// Whether reductions to the largest or smallest element take it.
+bool is_ordered(DType dtype) {
+  return is_summable(dtype) || dtype == DType::kInt8 || dtype == DType::kUInt8 ||
+         dtype == DType::kBool;
+}
+
 struct Reduction {
   const char* name;
-  // The first opset that takes axes as an input. In all opsets, no axes means all of them.
-  int axes_since;
-  void (*lower)(const Node& node, ArgList axes, CallList& calls);
   FusedRule fused = {};
+  // The operator along axes, with its overload, and the one for all elements; nullptr: none does
+  // the same.
+  const char *along = nullptr, *overload = "", *total = nullptr;
+  bool (*accepts)(DType) = nullptr;
+  // Whether the operators take the dtype of the result, as their last argument.
+  bool has_dtype = false;
 };
+
+constexpr Reduction kReductions[] = {
+    {"ReduceL1"},
+    {"ReduceL2"},
+    {"ReduceLogSumExp", {}, "aten::logsumexp", "", nullptr, ir::is_float},
+    {"ReduceMax", FusedForm::Kind::kMax, "aten::amax", "", "aten::max", is_ordered},
+    {"ReduceMean", FusedForm::Kind::kMean, "aten::mean", "dim", "aten::mean", ir::is_float, true},
+    {"ReduceMin", FusedForm::Kind::kMin, "aten::amin", "", "aten::min", is_ordered},
+    {"ReduceProd", {}, "aten::prod", "dim_int", "aten::prod", is_summable, true},
+    {"ReduceSum", FusedForm::Kind::kSum, "aten::sum", "dim_IntList", "aten::sum", is_summable,
+     true},
+};
+
+std::vector<Pair> pairs_of(const Reduction& row) {
+  std::vector<Pair> pairs;
+  std::vector<Pair::Argument> arguments;
+  if (row.has_dtype) arguments = {{"dtype", nullptr, Arg()}};
+  if (row.along != nullptr) {
+    pairs.push_back({.aten = row.along,
+                     .accepts = row.accepts,
+                     .form = Pair::Form::kAlong,
+                     .overloads = {row.overload},
+                     .arguments = arguments});
+  }
+  if (row.total != nullptr) {
+    pairs.push_back({.aten = row.total,
+                     .accepts = row.accepts,
+                     .form = Pair::Form::kTotal,
+                     .arguments = arguments});
+  }
+  return pairs;
+}
 
 // In older opsets the axes are an attribute.
 bool names_axes(const Node& node) { return has_input(node, 1) || ir::has_attr(node.attrs, "axes"); }
@@ -76,48 +118,18 @@ std::vector<Type> infer_reduction(const Node& node) {
 // Whether all elements are reduced to a 0-d tensor. Several kernels have an overload for this.
 bool is_total(const Node& node) { return !names_axes(node) && !keeps_dims(node); }
 
-void lower_sum(const Node& node, ArgList axes, CallList& calls) {
-  Value *x = node.inputs[0], *result = node.outputs[0];
-  if (is_total(node))
-    calls.add("aten::sum", "", {x, Arg()}, {result});
-  else
-    calls.add("aten::sum", "dim_IntList", {x, axes, keeps_dims(node), Arg()}, {result});
-}
-
-void lower_mean(const Node& node, ArgList axes, CallList& calls) {
-  Value *x = node.inputs[0], *result = node.outputs[0];
-  if (is_total(node))
-    calls.add("aten::mean", "", {x, Arg()}, {result});
-  else
-    calls.add("aten::mean", "dim", {x, axes, keeps_dims(node), Arg()}, {result});
-}
-
-void lower_max(const Node& node, ArgList axes, CallList& calls) {
-  Value *x = node.inputs[0], *result = node.outputs[0];
-  if (is_total(node))
-    calls.add("aten::max", "", {x}, {result});
-  else
-    calls.add("aten::amax", "", {x, axes, keeps_dims(node)}, {result});
-}
-
-void lower_min(const Node& node, ArgList axes, CallList& calls) {
-  Value *x = node.inputs[0], *result = node.outputs[0];
-  if (is_total(node))
-    calls.add("aten::min", "", {x}, {result});
-  else
-    calls.add("aten::amin", "", {x, axes, keeps_dims(node)}, {result});
+void lower_to(const Pair& pair, Value* x, const Arg& axes, const Node& node, Value* result,
+              CallList& calls) {
+  ArgList args = {x};
+  if (pair.form == Pair::Form::kAlong) args.insert(args.end(), {axes, keeps_dims(node)});
+  for (const Pair::Argument& argument : pair.arguments) args.push_back(argument.value);
+  calls.add(pair.aten, pair.overloads[0], std::move(args), {result});
 }
 
 // PyTorch's kernel takes one axis.
-void lower_prod(const Node& node, ArgList axes, CallList& calls) {
+void lower_prod(const Pair& along, std::vector<int64_t> left, const Node& node, CallList& calls) {
   Value *x = node.inputs[0], *result = node.outputs[0];
-  if (is_total(node) || axes.empty()) {
-    calls.add("aten::prod", "", {x, Arg()}, {result});
-    return;
-  }
   // The last axis comes first, so that the numbers of the remaining axes stay valid.
-  std::vector<int64_t> left;
-  for (const Arg& axis : axes) left.push_back(std::get<Dim>(axis.value).constant());
   std::sort(left.begin(), left.end(), std::greater<>());
   for (size_t i = 0; i < left.size(); ++i) {
     Value* next = result;
@@ -125,60 +137,34 @@ void lower_prod(const Node& node, ArgList axes, CallList& calls) {
       next = calls.temporary(
           with_shape(x->type, reduced_shape(*x->type.shape, {left[i]}, keeps_dims(node))));
     }
-    calls.add("aten::prod", "dim_int", {x, left[i], keeps_dims(node), Arg()}, {next});
+    lower_to(along, x, left[i], node, next, calls);
     x = next;
   }
 }
 
-void lower_log_sum_exp(const Node& node, ArgList axes, CallList& calls) {
-  calls.add("aten::logsumexp", "", {node.inputs[0], axes, keeps_dims(node)}, {node.outputs[0]});
-}
-
-void lower_norm(const Node& node, double order, ArgList axes, CallList& calls) {
-  const Arg dims = names_axes(node) ? Arg(axes) : Arg();
+void lower_norm(const Node& node, double order, const Arg& axes, CallList& calls) {
+  const Arg dims = names_axes(node) ? axes : Arg();
   calls.add("aten::linalg_vector_norm", "", {node.inputs[0], order, dims, keeps_dims(node), Arg()},
             {node.outputs[0]});
 }
 
-void lower_l1(const Node& node, ArgList axes, CallList& calls) {
-  lower_norm(node, 1.0, std::move(axes), calls);
-}
-
-void lower_l2(const Node& node, ArgList axes, CallList& calls) {
-  lower_norm(node, 2.0, std::move(axes), calls);
-}
-
-constexpr Reduction kReductions[] = {
-    {"ReduceL1", 18, lower_l1},
-    {"ReduceL2", 18, lower_l2},
-    {"ReduceLogSumExp", 18, lower_log_sum_exp},
-    {"ReduceMax", 18, lower_max, FusedForm::Kind::kMax},
-    {"ReduceMean", 18, lower_mean, FusedForm::Kind::kMean},
-    {"ReduceMin", 18, lower_min, FusedForm::Kind::kMin},
-    {"ReduceProd", 18, lower_prod},
-    {"ReduceSum", 13, lower_sum, FusedForm::Kind::kSum},
-};
-
-const Reduction& reduction_of(const Node& node) {
-  const Reduction* row =
-      std::find_if(std::begin(kReductions), std::end(kReductions),
-                   [&](const Reduction& each) { return node.op.name == each.name; });
-  ORT_CHECK(row != std::end(kReductions), "ops: no row for ", node.op.str());
-  return *row;
-}
-
 void lower_reduction(const Node& node, CallList& calls) {
   const std::optional<std::vector<int64_t>> axes = reduced_axes(node);
+  const std::vector<Pair>& pairs = registry().find(node.op)->pairs;
+  const bool is_norm = pairs.empty(), is_prod = node.op.name == "ReduceProd";
   if (!axes) {
-    if (node.op.name == "ReduceL1" || node.op.name == "ReduceL2") {
+    if (is_norm)
       throw Unsupported(concat(node.op.str(), ": noop_with_empty_axes = 1 without axes"));
-    }
     calls.add("aten::clone", "", {node.inputs[0], "contiguous_format"}, {node.outputs[0]});
-    return;
+  } else if (is_norm) {
+    lower_norm(node, node.op.name == "ReduceL1" ? 1.0 : 2.0, Arg::list(*axes), calls);
+  } else if (pairs.size() > 1 && (is_total(node) || (is_prod && axes->empty()))) {
+    lower_to(pairs[1], node.inputs[0], Arg(), node, node.outputs[0], calls);
+  } else if (is_prod) {
+    lower_prod(pairs[0], *axes, node, calls);
+  } else {
+    lower_to(pairs[0], node.inputs[0], Arg::list(*axes), node, node.outputs[0], calls);
   }
-  ArgList list;
-  for (int64_t axis : *axes) list.push_back(axis);
-  reduction_of(node).lower(node, std::move(list), calls);
 }
 
 // The overload without axes has no `out=`.
@@ -197,11 +183,12 @@ bool take_extreme_along_all(const Call& call, bool, CallList& calls) {
   return true;
 }
 
+// Sums take axes as an input sooner than others do. In all opsets, no axes means all of them.
 int reduction_since(const Node& node) {
   const bool is_extreme = node.op.name == "ReduceMax" || node.op.name == "ReduceMin";
   if (is_extreme && input(node, 0).type.dtype == DType::kBool) return 20;
   if (ir::has_attr(node.attrs, "noop_with_empty_axes") || node.inputs.size() > 1) {
-    return reduction_of(node).axes_since;
+    return node.op.name == "ReduceSum" ? 13 : 18;
   }
   return 12;
 }
@@ -226,15 +213,10 @@ void lower_arg(const Node& node, CallList& calls) {
   if (ir::int_attr(node.attrs, "select_last_index", 0) != 0) {
     throw Unsupported(concat(node.op.str(), ": select_last_index: got 1, want 0"));
   }
-  const char* aten = node.op.name == "ArgMax" ? "aten::argmax" : "aten::argmin";
-  calls.add(aten, "", {node.inputs[0], arg_axis(node), keeps_dims(node)}, {node.outputs[0]});
+  lower_pair(node, calls);
 }
 
 // ---- CumSum
-
-std::vector<Type> infer_cumsum(const Node& node) {
-  return {with_shape(input(node, 0).type, input(node, 0).type.shape)};
-}
 
 void lower_cumsum(const Node& node, CallList& calls) {
   for (const char* name : {"exclusive", "reverse"}) {
@@ -252,9 +234,14 @@ int cumsum_since(const Node& node) { return input(node, 0).type.dtype == DType::
 }  // namespace
 
 void register_reduction(Registry& ops) {
-  for (const char* name : {"ArgMax", "ArgMin"}) {
+  for (const auto& [name, aten] :
+       {std::pair("ArgMax", "aten::argmax"), std::pair("ArgMin", "aten::argmin")}) {
     Op op;
     op.name = name;
+    op.pairs = {{.aten = aten,
+                 .accepts = ir::is_number,
+                 .gives = DType::kInt64,
+                 .arguments = {{"dim", "axis", 0, true}, {"keepdim", "keepdims", true}}}};
     op.attributes = {{"axis", kInt}, {"keepdims", kInt}, {"select_last_index", kInt}};
     op.since = 12;
     op.infer = infer_arg;
@@ -269,7 +256,7 @@ void register_reduction(Registry& ops) {
   cumsum.since = 11;
   cumsum.bfloat16_since = 14;
   cumsum.since_of = cumsum_since;
-  cumsum.infer = infer_cumsum;
+  cumsum.infer = infer_like_first;
   cumsum.lower = lower_cumsum;
   cumsum.int_inputs = {1};
   ops.add(cumsum);
@@ -280,6 +267,7 @@ void register_reduction(Registry& ops) {
     op.max_inputs = 2;
     op.attributes = {{"axes", kInts}, {"keepdims", kInt}, {"noop_with_empty_axes", kInt}};
     op.since = 12;
+    op.pairs = pairs_of(row);
     op.since_of = reduction_since;
     op.infer = infer_reduction;
     op.lower = lower_reduction;

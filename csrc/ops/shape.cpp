@@ -610,10 +610,6 @@ void lower_tile(const Node& node, CallList& calls) {
             {node.outputs[0]});
 }
 
-std::vector<Type> infer_same(const Node& node) {
-  return one(with_shape(input(node, 0).type, input(node, 0).type.shape));
-}
-
 // A copy: readers may depend on its having memory of its own and row-major strides.
 void lower_identity(const Node& node, CallList& calls) {
   calls.add("aten::clone", "", {node.inputs[0], "contiguous_format"}, {node.outputs[0]});
@@ -852,7 +848,7 @@ void register_shape(Registry& ops) {
   Op tile = op("Tile", 2, 6, infer_tile, lower_tile);
   tile.int_inputs = {1};
   ops.add(tile);
-  Op identity = op("Identity", 1, 1, infer_same, lower_identity);
+  Op identity = op("Identity", 1, 1, infer_like_first, lower_identity);
   identity.work = {.elementwise = true, .keeps_elements = true, .fused = Kind::kPass};
   ops.add(identity);
 
@@ -864,7 +860,7 @@ void register_shape(Registry& ops) {
   pad.work.image = {.kind = ImageForm::Kind::kAxes, .rename_axes = rename_axes_of_pad};
   ops.add(pad);
 
-  Op trilu = op("Trilu", 1, 14, infer_same, lower_trilu);
+  Op trilu = op("Trilu", 1, 14, infer_like_first, lower_trilu);
   trilu.max_inputs = 2;
   trilu.attributes = {{"upper", kInt}};
   trilu.bfloat16_since = 14;

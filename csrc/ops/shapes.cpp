@@ -50,6 +50,11 @@ ir::Type with_shape(const ir::Type& type, std::optional<ir::Shape> shape) {
   return result;
 }
 
+std::vector<ir::Type> infer_like_first(const ir::Node& node) {
+  const ir::Type& type = input(node, 0).type;
+  return {with_shape(type, type.shape)};
+}
+
 ir::Shape strides_of(const ir::Type& type) {
   return type.strides ? *type.strides : ir::contiguous_strides(*type.shape);
 }

@@ -31,6 +31,8 @@ const ir::Shape& known_shape(const ir::Node& node, const ir::Value& value);
 ir::Shape part_of_shape(const ir::Node& node);
 // The dtype and device of `type` with another shape, row-major.
 ir::Type with_shape(const ir::Type& type, std::optional<ir::Shape> shape);
+// A rule of types: one result with the dtype and shape of the first input, row-major.
+std::vector<ir::Type> infer_like_first(const ir::Node& node);
 
 // The strides of a tensor of known shape; row-major ones if its type names none.
 ir::Shape strides_of(const ir::Type& type);

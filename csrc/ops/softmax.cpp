@@ -9,11 +9,6 @@ namespace torch_ort::ops {
 
 namespace {
 
-std::vector<ir::Type> infer_softmax(const ir::Node& node) {
-  const ir::Type& type = input(node, 0).type;
-  return {with_shape(type, type.shape)};
-}
-
 // The exponentials of x minus its largest element, and what they are made of.
 struct Powers {
   ir::Value *distance, *power, *sum;
@@ -24,13 +19,6 @@ Powers powers(Formula& f, ir::Value* x, const ir::Shape& axes) {
   ir::Value* distance = f.sub(x, f.max(x, axes));
   ir::Value* power = f.make("Exp", {distance});
   return {distance, power, f.sum(power, axes)};
-}
-
-void lower_softmax(const ir::Node& node, CallList& calls) {
-  const char* aten = node.op.name == "Softmax" ? "aten::_softmax" : "aten::_log_softmax";
-  const auto rank = static_cast<int64_t>(known_shape(node, input(node, 0)).size());
-  const int64_t axis = wrap_axis(node, ir::int_attr(node.attrs, "axis", -1), rank);
-  calls.add(aten, "", {node.inputs[0], axis, false}, {node.outputs[0]});
 }
 
 }  // namespace
@@ -64,17 +52,19 @@ ir::Value* log_softmax_gradient(Formula& f, ir::Value* gradient, ir::Value* resu
 }
 
 void register_softmax(Registry& ops) {
-  for (const char* name : {"LogSoftmax", "Softmax"}) {
+  for (const auto& [name, aten] :
+       {std::pair("LogSoftmax", "aten::_log_softmax"), std::pair("Softmax", "aten::_softmax")}) {
     Op op;
     op.name = name;
     op.attributes = {{"axis", AttrKind::kInt}};
     op.since = 13;
-    op.infer = infer_softmax;
-    op.lower = lower_softmax;
+    op.pairs = {{.aten = aten,
+                 .accepts = ir::is_float,
+                 .arguments = {{"dim", "axis", -1, true}, {"half_to_float", nullptr, false}}}};
+    op.infer = infer_like_first;
+    op.lower = lower_pair;
     ops.add(op);
-  }
-  for (const char* name : {"aten::_log_softmax", "aten::_softmax"}) {
-    ops.add(Operator{.name = name, .row_argument = 1});
+    ops.add(Operator{.name = aten, .row_argument = 1});
   }
   for (const char* name : {aten::kLogSoftmaxBackward, aten::kSoftmaxBackward}) {
     ops.add(Operator{.name = name, .row_argument = 2, .check = check_softmax_backward});

@@ -70,6 +70,7 @@ Node& Writer::copy(const Node& node, std::vector<Value*> inputs, const std::vect
   made.origin = node.origin;
   made.recompute = node.recompute;
   made.checkpoint = node.checkpoint;
+  made.segment = node.segment;
   made.captured = node.captured;
   return made;
 }
@@ -81,7 +82,7 @@ Node& Writer::again(const Node& node, std::vector<Value*> inputs) {
       add_named(concat(node.name, "_again"), node.op, std::move(inputs), types, node.attrs);
   made.origin = node.origin;
   made.recompute.clear();
-  made.checkpoint = -1;
+  made.checkpoint = made.segment = -1;
   made.captured = node.captured;
   return made;
 }

@@ -10,8 +10,8 @@
 
 namespace torch_ort::ops {
 
-// Adds nodes before `before`, with its origin and checkpoint tags, or at the end of the graph if
-// that is nullptr.
+// Adds nodes before `before`, with its origin and tags of recomputation, or at the end of the graph
+// if that is nullptr.
 //
 // A node and its outputs are named after the op: "mul", "mul_1". If a composite node is expanded,
 // its name comes first: "layer_norm_mul".
@@ -32,12 +32,13 @@ class Writer {
   ir::Value* make_ours(std::string_view op, std::vector<ir::Value*> inputs, const ir::Type& type,
                        ir::Attrs attrs = {});
 
-  // Adds a node with the op, attributes, name, origin and checkpoint tags of `node`, and other
-  // inputs and types.
+  // Adds a node with the op, attributes, name, origin and tags of recomputation of `node`, and
+  // other inputs and types.
   ir::Node& copy(const ir::Node& node, std::vector<ir::Value*> inputs,
                  const std::vector<ir::Type>& types);
   // Adds a second copy of `node` for readers that shall not share its results. It is named
-  // "<name>_again" and has the types and origin of `node`, but no checkpoint tags.
+  // "<name>_again" and has the types and origin of `node`, but no tags of
+  // recomputation.
   ir::Node& again(const ir::Node& node, std::vector<ir::Value*> inputs);
 
   // Integers as a one-dimensional tensor: an initializer, or a torch_ort.Dims node if they are

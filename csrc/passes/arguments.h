@@ -1,12 +1,20 @@
-// Readers of the arguments of a call, for passes that look at PyTorch operators.
+// Readers of nodes that are calls of PyTorch operators.
 #pragma once
 
+#include "ir/graph.h"
 #include "ops/call.h"
 
 #include <cstdint>
+#include <string>
 #include <variant>
 
 namespace torch_ort::passes {
+
+// What tables of ops name a node by: its op, with the domain, or the operator of an ATen node.
+inline std::string kind_of(const ir::Node& node) {
+  const bool is_aten = ir::is(&node, "ATen", ir::kAtenDomain);
+  return is_aten ? ir::string_attr(node.attrs, "operator", "") : node.op.str();
+}
 
 // Returns nullptr if the argument is None or not a tensor.
 inline ir::Value* tensor(const ops::Arg& arg) {

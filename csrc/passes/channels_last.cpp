@@ -25,6 +25,10 @@
 // Copies at the borders make every choice correct, for all sizes. An image that has both layouts at
 // once for some sizes, such as one of a single pixel, is copied if that is not known before the
 // call.
+//
+// Average pooling stays PyTorch's, although it takes several times as long as a copy of as many
+// channels-last bytes: networks spend very little of their time there. Figures are in
+// benchmarks/results/decisions.md.
 
 #include "ops/channels_last.h"
 
@@ -34,6 +38,7 @@
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/context.h"
+#include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
@@ -375,7 +380,7 @@ class Mover {
           ir::set_input(*node, static_cast<int>(i), get(*node->inputs[i], Form::kPlain, node));
         }
       }
-      if (ir::is(node, "YieldOp", ir::kMicrosoftDomain)) copies_.clear();
+      if (is_border(node)) copies_.clear();
     }
     for (size_t i = 0; i < graph_.outputs.size(); ++i) give_out(static_cast<int>(i));
     for (auto node = replaced_.rbegin(); node != replaced_.rend(); ++node) {

@@ -19,6 +19,14 @@
 //
 // Declines if gradients of rows are not such multiples, if backward reads the logits, and if little
 // memory would be saved.
+//
+// The gradients are saved for backward in float32, since a loss scale could not restore what
+// float16 has lost. The gradient of the weight takes memory from the forward half on, so little
+// would be saved where the logits take not much more than it.
+//
+// Losses of rows that are returned, or that enter more than products (a focal loss), are among what
+// is declined: their gradients are known only in backward, and recomputing the logits there took
+// longer than the usual nodes (benchmarks/results/decisions.md).
 
 #include "ir/edit.h"
 #include "ops/formula.h"

@@ -11,6 +11,7 @@ namespace torch_ort::passes {
 struct Budget;
 struct BudgetReport;
 struct Clusters;
+struct Cut;
 struct LazyLogits;
 struct Selection;
 
@@ -33,6 +34,9 @@ struct PassContext {
   std::shared_ptr<const Clusters> clusters;
 
   RowSources row_sources;
+
+  // What cut_backward cuts out, and where it reports. nullptr: nothing.
+  Cut* cut = nullptr;
 
   // Where lazy_logits appends what it leaves to the caller. nullptr: it leaves nothing.
   std::vector<LazyLogits>* lazy_logits = nullptr;

@@ -4,6 +4,15 @@
 //
 // Nodes are fused along the values that they share, if they agree on rows and columns
 // (region/spaces.h), are in the same half, and no path leaves the group and comes back.
+//
+// It decides by symbols, never by the sizes of the captured call. A region computes in float32, or
+// in float64 if it reads a double or an integer, whatever the dtypes of its operands, and rounds
+// only its outputs, unless `emulate_eager_casts` asks for all values.
+//
+// Rows that are looked up in a table of embeddings are read in place, so that they are written to
+// memory only if other steps read them. Ids are read as integers, and raise what eager PyTorch
+// raises. The gradient of a table stays a step of its own, since most of its time is spent on
+// clearing the table (benchmarks/results/decisions.md).
 
 #include "base/error.h"
 #include "ir/edit.h"
@@ -11,6 +20,7 @@
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/context.h"
+#include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/merged_order.h"
@@ -56,7 +66,7 @@ struct Order {
     for (int at = 0; at < static_cast<int>(nodes.size()); ++at) {
       const Node& node = *nodes[at];
       add_readers(at);
-      if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) border = at;
+      if (is_border(&node)) border = at;
       const bool is_effect = !ops::is_pure(node);
       if (is_effect) {
         if (last_effect >= 0) arcs.push_back({last_effect, at});
@@ -93,10 +103,7 @@ struct Group {
   std::vector<int> members;  // positions, sorted
   Dim elements;
   std::vector<Dim> columns;  // that all members allow; the first is preferred
-  // The Node::checkpoint of nodes that a memory budget recomputes, else kNoCheckpoint. Only nodes
-  // with the same number are fused, so that all other regions compute what they do without a
-  // budget.
-  int again = kNoCheckpoint;
+  int segment = -1;          // of all members (Node::segment)
 };
 
 class Grouping {
@@ -143,7 +150,7 @@ class Grouping {
       if (group.elements == Dim(0)) continue;  // rows and columns cannot be told apart
       keep_fitting(group);
       if (group.columns.empty()) continue;
-      group.again = std::min(node.checkpoint, kNoCheckpoint);
+      group.segment = node.segment;
       group_of_[at] = static_cast<int>(groups_.size());
       groups_.push_back(std::move(group));
     }
@@ -222,7 +229,7 @@ class Grouping {
     if ((a < order_.border) != (b < order_.border)) return;
     const Group &first = groups_[group_of_[a]], &second = groups_[group_of_[b]];
     if (first.members.size() + second.members.size() > kMaxNodes) return;
-    if (first.again != second.again) return;
+    if (first.segment != second.segment) return;
     std::optional<Group> joined = fit(first, second);
     if (!joined || !merged_order_.merge(a, b)) return;
     const int kept = group_of_[a], gone = group_of_[b];
@@ -234,7 +241,7 @@ class Grouping {
   std::optional<Group> fit(const Group& a, const Group& b) const {
     if (copies_integers(a) != copies_integers(b)) return std::nullopt;
     Group joined;
-    joined.again = a.again;
+    joined.segment = a.segment;
     std::merge(a.members.begin(), a.members.end(), b.members.begin(), b.members.end(),
                std::back_inserter(joined.members));
     if (a.elements == b.elements) {

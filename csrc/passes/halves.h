@@ -5,10 +5,15 @@
 #include "ir/graph.h"
 
 #include <unordered_set>
+#include <vector>
 
 namespace torch_ort::passes {
 
+bool is_border(const ir::Node* node);
+
 // The nodes after the border; none if there is no border.
 std::unordered_set<const ir::Node*> backward_nodes(const ir::Graph& graph);
+// The same in their order, without erased ones.
+std::vector<ir::Node*> backward_half(ir::Graph& graph);
 
 }  // namespace torch_ort::passes

@@ -71,9 +71,8 @@ bool is_unchanged(const Shape& order) {
 }
 
 bool leaves(const Value& value) {
-  return std::any_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
-    return use.node == nullptr || ir::is(use.node, "YieldOp", ir::kMicrosoftDomain);
-  });
+  return std::any_of(value.uses.begin(), value.uses.end(),
+                     [](const ir::Use& use) { return use.node == nullptr || is_border(use.node); });
 }
 
 class Joiner {

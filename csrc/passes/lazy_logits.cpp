@@ -18,6 +18,7 @@
 #include "ops/writer.h"
 #include "passes/attention_words.h"
 #include "passes/context.h"
+#include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/loss_words.h"
 #include "passes/memory.h"
@@ -106,7 +107,7 @@ class Finder {
   bool follow(Value& value, const std::vector<DType>& dtypes, Found& found) const {
     if (memory_.is_written(&value)) return false;
     for (const ir::Use& use : value.uses) {
-      if (use.node == nullptr || ir::is(use.node, "YieldOp", ir::kMicrosoftDomain)) {
+      if (use.node == nullptr || is_border(use.node)) {
         found.outputs.push_back({&value, use, dtypes});
         continue;
       }
@@ -130,11 +131,11 @@ void rewrite(Graph& graph, Node& loss, Found& found, std::vector<LazyLogits>& le
     ops::Writer write(graph, output.use.node);
     Shape shape = shape_of(*output.value);
     shape.back() = shape_of(*rows).back();
-    Value* leaving = shape == shape_of(*rows) ? rows : write.reshape(rows, shape);
+    Value* returned = shape == shape_of(*rows) ? rows : write.reshape(rows, shape);
     if (output.use.node == nullptr) {
-      ir::set_output(graph, output.use.index, *leaving);
+      ir::set_output(graph, output.use.index, *returned);
     } else {
-      ir::set_input(*output.use.node, output.use.index, leaving);
+      ir::set_input(*output.use.node, output.use.index, returned);
     }
     LazyLogits made = found.form;
     made.output = output.use.index;

@@ -459,7 +459,7 @@ class Matcher {
            keeps_rows(*value->producer)) {
       value = value->producer->inputs[0];
     }
-    return ir::is(SharedMemory::root(value)->producer, "YieldOp", ir::kMicrosoftDomain);
+    return is_border(SharedMemory::root(value)->producer);
   }
 
   bool find_elsewhere(Node& node, int index, Backward& found) const {

@@ -5,6 +5,7 @@
 #include "ir/edit.h"
 #include "ops/op.h"
 #include "passes/context.h"
+#include "passes/halves.h"
 #include "passes/memory.h"
 
 #include <unordered_map>
@@ -108,7 +109,7 @@ int merge_equal(ir::Graph& graph, PassContext& context) {
   int rewrites = 0;
   for (ir::Node& node : graph.nodes) {
     if (node.is_erased()) continue;
-    if (ir::is(&node, "YieldOp", ir::kMicrosoftDomain)) {
+    if (is_border(&node)) {
       first.clear();
       continue;
     }

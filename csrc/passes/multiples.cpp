@@ -5,6 +5,7 @@
 #include "ops/aten_names.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
+#include "passes/halves.h"
 
 #include <algorithm>
 
@@ -84,7 +85,7 @@ Multiples::Multiples(const ir::Graph& graph, const SharedMemory& memory, const N
   for (const Node& node : graph.nodes) {
     positions_[&node] = position++;
     const bool depends =
-        &node == &first || ir::is(&node, "YieldOp", ir::kMicrosoftDomain) ||
+        &node == &first || is_border(&node) ||
         std::any_of(node.inputs.begin(), node.inputs.end(),
                     [this](const Value* input) { return input != nullptr && is_dependent(input); });
     if (depends) dependent_.insert(&node);
@@ -96,7 +97,7 @@ bool Multiples::is_dependent(const Value* value) const {
 }
 
 const Value* Multiples::dependent_factor(const Value* value) const {
-  if (ir::is(value->producer, "YieldOp", ir::kMicrosoftDomain)) return nullptr;
+  if (is_border(value->producer)) return nullptr;
   const Step step = step_of(value);
   if (step.kind == Step::Kind::kNone || step.kind == Step::Kind::kAdd) return nullptr;
   const bool is_first = is_dependent(step.of), is_second = step.other && is_dependent(step.other);

@@ -32,10 +32,10 @@ using ir::Node;
 using ir::Shape;
 using ir::Value;
 
-// Of float32. Up to here oneDNN's convolution takes 1.05 to 1.4 times as long, for few
-// multiplications 2 to 4 times. Beyond, neither is faster for all shapes. Of bfloat16
-// the product is 0.93 to 1.08 times as fast for large ones, and 10 times without instructions for
-// it.
+// Of float32. Up to here oneDNN's convolution takes longer, several times as long for few
+// multiplications. Beyond, neither is faster for all shapes. Of bfloat16 the product is as fast for
+// large ones, which oneDNN computes by its product anyway, and much faster on processors without
+// instructions for bfloat16 (benchmarks/results/decisions.md).
 constexpr int64_t kMostMultiplications = 1 << 26;
 
 // A convolution or its gradient. What is not there is nullptr.

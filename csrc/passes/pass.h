@@ -75,10 +75,10 @@ const std::vector<Pass>& pipeline();
 std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& options,
                                      PassContext& context);
 
-// Runs again, on a graph of which the backward half has been cut down, what may find more to do
-// (Pass::run_after_cut). `disabled` is that of the pipeline.
-void run_after_cut(ir::Graph& graph, const std::vector<std::string>& disabled,
-                   PassContext& context);
+// Cuts a training graph as context.cut says, for a variant of a session, and runs again what may
+// find more to do in it then (Pass::run_after_cut). `disabled` is that of the pipeline.
+void run_on_variant(ir::Graph& graph, const std::vector<std::string>& disabled,
+                    PassContext& context);
 
 // Runs only the needed passes, for a graph from a file, which is not to be optimized.
 void run_needed(ir::Graph& graph);

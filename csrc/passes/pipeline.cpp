@@ -6,6 +6,7 @@
 #include "ir/edit.h"
 #include "ir/verify.h"
 #include "ops/control_flow.h"
+#include "passes/cut_backward.h"
 #include "passes/layouts.h"
 #include "passes/pass.h"
 #include "region/schedule.h"
@@ -46,6 +47,7 @@ int recompute_to_budget(ir::Graph& graph, PassContext& context);
 int widen_products(ir::Graph& graph, PassContext& context);
 int widen_sums(ir::Graph& graph, PassContext& context);
 int fuse_regions(ir::Graph& graph, PassContext& context);
+int cut_backward(ir::Graph& graph, PassContext& context);
 int row_sparsity(ir::Graph& graph, PassContext& context);
 int join_casts(ir::Graph& graph, PassContext& context);
 int row_sparsity_again(ir::Graph& graph, PassContext& context);
@@ -225,6 +227,10 @@ const std::vector<Pass>& pipeline() {
        .for_regions = true,
        .rounds_elsewhere = true,
        .own_kernels = "fused regions"},
+      // after fuse_regions, since it cuts regions as well; before row_sparsity, which finds more
+      // rows
+      // to leave out in a half that is cut down
+      {.name = "cut_backward", .run = cut_backward, .is_needed = true, .is_on_request = true},
       // after fuse_regions: it tells regions, products and attention which rows to leave out
       {.name = "row_sparsity",
        .run = row_sparsity,
@@ -266,8 +272,11 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
   return reports;
 }
 
-void run_after_cut(ir::Graph& graph, const std::vector<std::string>& disabled,
-                   PassContext& context) {
+void run_on_variant(ir::Graph& graph, const std::vector<std::string>& disabled,
+                    PassContext& context) {
+  cut_backward(graph, context);
+  // A half alone reads what other plans have computed, lists of rows included.
+  if (context.cut->is_half_alone) return;
   for (const Pass& pass : pipeline()) {
     if (pass.run_after_cut == nullptr || is_disabled(pass, disabled)) continue;
     pass.run_after_cut(graph, context);

@@ -20,12 +20,13 @@ from regions import ISAS
 
 from torch_ort import _C
 
-SOURCE = pathlib.Path(__file__).parents[2] / "csrc/passes/expand_composites.cpp"
+FOLDER = pathlib.Path(__file__).parents[2] / "csrc/passes/composites"
 # What the pass knows; test_attention.py, test_group_norm.py and, since PyTorch has no kernel for
 # RMS norms on the CPU, cuda_kernels/test_rms_norm.py have the rest.
 EXPANSIONS = {
     op
-    for op in re.findall(r'^    {"([\w:]+)", expand_', SOURCE.read_text(), re.MULTILINE)
+    for path in FOLDER.glob("*.cpp")
+    for op in re.findall(r'^    {"([\w:]+)", expand_', path.read_text(), re.MULTILINE)
     if "attention" not in op and op not in ("GroupNormalization", "RMSNormalization")
 }
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -1,0 +1,131 @@
+// Batch norm, over the images of a batch.
+#include "ops/aten.h"
+#include "ops/aten_names.h"
+#include "passes/arguments.h"
+#include "passes/composites/channels.h"
+
+namespace torch_ort::passes::composites {
+
+namespace {
+
+using ir::Dim;
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+// The moments of each channel, from those of each image and channel (Chan et al., "Updating
+// formulae and a pairwise algorithm for computing sample variances", 1979). This takes one pass
+// over the batch.
+Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
+  Value* image_mean = by.scale(by.sum_inner(x), write.ratio(1, 1, channels.inner));
+  Value* centered = write.make("Sub", {x, by.spread(image_mean)});
+  Value* image_squares = by.sum_inner(write.make("Mul", {centered, centered}));
+  Value* mean = by.scale(by.sum_batch(image_mean), write.ratio(1, 1, channels.batch));
+  Value* shift = write.make("Sub", {image_mean, mean});
+  Value* shift_squares =
+      by.scale(write.make("Mul", {shift, shift}), write.ratio(1, channels.inner, 1));
+  return {mean, by.sum_batch(write.make("Add", {image_squares, shift_squares}))};
+}
+
+// The moments of each channel, from distances to the mean of a part of the batch. This takes one
+// pass over the batch and that part.
+Moments moments_of_columns(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
+  Value* near = write.reduce("ReduceMean", by.first_part(x, 0), {0, 1, 2}, false);
+  Value* distance = write.make("Sub", {x, near});
+  Value* sum = by.sum(distance);
+  Value* squares = by.sum(write.make("Mul", {distance, distance}));
+  Value* shift = by.scale(sum, write.ratio(1, 1, channels.count()));
+  squares = write.make("Sub", {squares, write.make("Mul", {sum, shift})});
+  return {write.make("Add", {near, shift}), write.make("Max", {squares, write.constant(0)})};
+}
+
+bool expand_batch_norm(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *x = tensor(call.args.at(0)), *weight = tensor(call.args.at(1));
+  Value *bias = tensor(call.args.at(2)), *running_mean = tensor(call.args.at(3));
+  Value* running_variance = tensor(call.args.at(4));
+  const auto* training = std::get_if<bool>(&call.args.at(5).value);
+  const auto* momentum = std::get_if<double>(&call.args.at(6).value);
+  const auto* epsilon = std::get_if<double>(&call.args.at(7).value);
+  const std::optional<Channels> channels = channels_of(graph, x);
+  if (!channels || training == nullptr || !*training || momentum == nullptr || epsilon == nullptr ||
+      node.outputs[0] == nullptr || !is_like(node, 0, *channels)) {
+    return false;
+  }
+  Expander write(graph, node, *x);
+  ChannelWriter by(write, *channels);
+  Value* numbers = by.image(x);
+  const auto [mean, squares] = channels->is_last ? moments_of_columns(write, by, *channels, numbers)
+                                                 : moments_of_rows(write, by, *channels, numbers);
+  const Dim count = channels->count();
+  Value* variance = by.scale(squares, write.ratio(1, 1, count));
+  ops::Formula& f = write.formula();
+  Value* rstd = f.rsqrt(f.add(variance, f.constant(*epsilon)));
+
+  Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
+  Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
+  if (bias != nullptr) offset = write.make("Add", {offset, write.number(bias)});
+  by.replace(0, write.mul_add(numbers, by.spread(factor), by.spread(offset)));
+  write.replace_statistic(1, mean);
+  write.replace_statistic(2, rstd);
+  const auto update = [&](size_t output, Value* running, Value* now, const Dim& divisor) {
+    if (running == nullptr) return;
+    Value* kept = by.scale(write.number(running), write.constant(1 - *momentum));
+    Value* share = by.scale(now, write.ratio(*momentum, 1, divisor));
+    write.replace(output, write.make("Add", {kept, share}));
+  };
+  update(3, running_mean, mean, 1);
+  update(4, running_variance, squares, ops::minus(count, 1));
+  return true;
+}
+
+bool expand_batch_norm_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
+  Value *weight = tensor(call.args.at(2)), *mean = tensor(call.args.at(5));
+  Value* rstd = tensor(call.args.at(6));
+  const auto* training = std::get_if<bool>(&call.args.at(7).value);
+  const std::optional<Channels> channels = channels_of(graph, x);
+  const std::optional<Channels> of_grad = channels_of(graph, grad);
+  const bool is_plain = channels && of_grad && channels->is_last == of_grad->is_last &&
+                        is_fusible_float(mean) && is_fusible_float(rstd) && training != nullptr &&
+                        *training;
+  if (!is_plain || !is_like(node, 0, *channels)) return false;
+  Expander write(graph, node, *x);
+  ChannelWriter by(write, *channels);
+  grad = by.image(grad);
+  mean = write.number(mean);
+  rstd = write.number(rstd);
+  Value* numbers = by.image(x);
+  Value* centered = write.make("Sub", {numbers, by.spread(mean)});
+  Value* sum = by.sum(grad);
+  Value* sum_along = by.sum(write.make("Mul", {grad, centered}));
+  if (is_read(node, 0)) {
+    // The gradient is (grad - mean grad - centered * along) * factor. It is written as grad and
+    // centered times one number for each channel, plus a third number. Expanding `centered` as well
+    // would cancel digits if the mean of x is far from 0. `centered` is computed again from x,
+    // because the sums must be complete before.
+    Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
+    Value* share = write.ratio(1, 1, channels->count());
+    Value* along = write.make("Mul", {by.scale(sum_along, share), write.make("Mul", {rstd, rstd})});
+    Value* of_centered = write.make("Neg", {write.make("Mul", {along, factor})});
+    Value* rest = write.make("Neg", {write.make("Mul", {by.scale(sum, share), factor})});
+    Value* again = write.make("Sub", {numbers, by.spread(mean)});
+    Value* from_x = write.mul_add(again, by.spread(of_centered), by.spread(rest));
+    by.replace(0, write.mul_add(grad, by.spread(factor), from_x));
+  }
+  write.replace(1, write.make("Mul", {sum_along, rstd}));
+  write.replace(2, sum);
+  return true;
+}
+
+constexpr Expansion kRows[] = {
+    {ops::aten::kBatchNorm, expand_batch_norm},
+    {ops::aten::kBatchNormBackward, expand_batch_norm_backward},
+};
+
+}  // namespace
+
+std::span<const Expansion> batch_norms() { return kRows; }
+
+}  // namespace torch_ort::passes::composites

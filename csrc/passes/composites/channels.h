@@ -1,0 +1,115 @@
+// Computations over the channels of images, for norms.
+#pragma once
+
+#include "ops/channels_last.h"
+#include "ops/shapes.h"
+#include "passes/composites/expander.h"
+#include "passes/known_sizes.h"
+#include "passes/unread.h"
+
+#include <iterator>
+#include <optional>
+
+namespace torch_ort::passes::composites {
+
+// A batch (N, C, ...), either row-major or, for images, in channels-last layout.
+struct Channels {
+  ir::Dim batch, channels, inner;
+  bool is_last = false;
+  ir::Shape axes;  // of the inner dims
+
+  ir::Dim count() const { return ops::times(batch, inner); }
+};
+
+// Nothing for unbacked sizes, and where expanding gains nothing: if a channel of an image is one
+// number.
+inline std::optional<Channels> channels_of(const ir::Graph& graph, const ir::Value* x) {
+  if (!is_fusible_float(x) || x->type.shape->size() < 3) return std::nullopt;
+  const bool is_last = ops::has_channels_last(x->type);
+  if ((x->type.strides && !is_last) || !KnownSizes(graph).are_known(*x)) return std::nullopt;
+  const ir::Shape& shape = *x->type.shape;
+  Channels found{.batch = shape[0], .channels = shape[1], .is_last = is_last};
+  found.axes = range(2, rank_of(*x));
+  found.inner = ir::numel(ir::Shape(shape.begin() + 2, shape.end()));
+  return hinted_size(graph, found.inner) == 1 ? std::nullopt : std::optional(std::move(found));
+}
+
+// Whether the output has the layout of the input, or nobody reads it.
+inline bool is_like(const ir::Node& node, size_t output, const Channels& channels) {
+  if (!is_read(node, output)) return true;
+  const ir::Type& type = node.outputs[output]->type;
+  return channels.is_last ? ops::has_channels_last(type) : !type.strides;
+}
+
+// Writes computations over channels. In row-major batches a channel of an image is a row; in
+// channels-last layout channels are columns, and pixels are rows.
+class ChannelWriter {
+ public:
+  ChannelWriter(Expander& write, const Channels& channels) : write_(write), channels_(channels) {}
+
+  // The operand in the order in which it is worked on: (N, C, H, W), or (N, H, W, C) for channels
+  // last.
+  ir::Value* image(ir::Value* x) {
+    return write_.number(channels_.is_last ? write_.transposed(x, order(ops::kToLast)) : x);
+  }
+  // The value, in the order in which it is worked on, replaces an output of the node.
+  void replace(size_t output, ir::Value* x) {
+    if (!channels_.is_last) return write_.replace(output, x);
+    write_.replace_transposed(output, x, order(ops::kToFirst));
+  }
+  // -> (C): sums over all images.
+  ir::Value* sum(ir::Value* x) {
+    if (channels_.is_last) return write_.reduce("ReduceSum", x, {0, 1, 2}, false);
+    return sum_batch(sum_inner(x));
+  }
+  // x -> (N, C): sums over the inner dims.
+  ir::Value* sum_inner(ir::Value* x) {
+    if (channels_.is_last) return write_.reduce("ReduceSum", x, {1, 2}, false);
+    return write_.reshape(write_.reduce("ReduceSum", x, channels_.axes, true),
+                          {channels_.batch, channels_.channels});
+  }
+  // (N, C) -> (C)
+  ir::Value* sum_batch(ir::Value* x) { return write_.reduce("ReduceSum", x, {0}, false); }
+  // Reshapes (C) or (N, C) so that it broadcasts to x.
+  ir::Value* spread(ir::Value* numbers) {
+    const bool has_batch = numbers->type.shape->size() == 2;
+    if (channels_.is_last && !has_batch) return numbers;
+    ir::Shape shape(channels_.axes.size(), ir::Dim(1));
+    shape.insert(channels_.is_last ? shape.end() : shape.begin(), channels_.channels);
+    if (has_batch) shape.insert(shape.begin(), channels_.batch);
+    return write_.reshape(numbers, shape);
+  }
+  ir::Value* scale(ir::Value* x, ir::Value* factor) { return write_.make("Mul", {x, factor}); }
+  // A part of x, from which its mean is estimated: the first images of the batch or, in
+  // channels-last layout, the first rows of pixels of each image; one in n. Whatever the numbers
+  // are, the mean of a part is at most sqrt(n) standard deviations away from the mean of all. So
+  // sums of squared distances from it lose at most a factor of n + 1 of precision.
+  ir::Value* first_part(ir::Value* x, int64_t axis) {
+    constexpr int64_t kPart = 16;
+    const ir::Dim size = x->type.shape->at(axis), count = ops::ceil_div(size, kPart);
+    if (count == size) return x;
+    // If x is a cast, the slice is taken of its input: the cast then stays in registers.
+    if (ir::is(x->producer, "Cast")) return write_.number(first_part(x->producer->inputs[0], axis));
+    ir::Shape shape = *x->type.shape;
+    shape[axis] = count;
+    return write_
+        .add({"", "Slice"}, {x, write_.ints({0}), write_.ints({count}), write_.ints({axis})},
+             {ops::view_type(x->type, shape, ops::strides_of(x->type))})
+        .outputs[0];
+  }
+
+ private:
+  static ir::Shape order(const int64_t (&axes)[ops::kImageRank]) {
+    return ir::Shape(std::begin(axes), std::end(axes));
+  }
+
+  Expander& write_;
+  const Channels& channels_;
+};
+
+struct Moments {
+  // The sum of the squared distances from the mean.
+  ir::Value *mean, *squares;
+};
+
+}  // namespace torch_ort::passes::composites

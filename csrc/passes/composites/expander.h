@@ -1,0 +1,75 @@
+// The rows of expand_composites, by family, and how an expansion writes.
+#pragma once
+
+#include "ir/graph.h"
+#include "ops/formula.h"
+#include "ops/writer.h"
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace torch_ort::passes::composites {
+
+struct Expansion {
+  std::string_view op;  // a standard op, or the operator of an ATen node
+  // Writes nodes whose results replace those of the node; false if it leaves the node as it is.
+  bool (*expand)(ir::Graph& graph, ir::Node& node);
+};
+
+std::span<const Expansion> batch_norms();
+std::span<const Expansion> group_norms();
+std::span<const Expansion> kernels();
+std::span<const Expansion> losses();
+std::span<const Expansion> norms();
+std::span<const Expansion> pointwise();
+
+// Writes the nodes that replace a node, in front of it. They compute in float32, or in float64 for
+// float64.
+class Expander : public ops::Writer {
+ public:
+  Expander(ir::Graph& graph, ir::Node& node, const ir::Value& like);
+
+  // The formula writer that shares this dtype and position.
+  ops::Formula& formula() { return formula_; }
+
+  // A value of the graph, cast to the dtype that the formulas compute in.
+  ir::Value* number(ir::Value* value) { return formula_.number(value); }
+  ir::Value* constant(double number) { return formula_.constant(number); }
+  ir::Value* ones(const ir::Shape& shape);
+  // factor * numerator / denominator
+  ir::Value* ratio(double factor, const ir::Dim& numerator, const ir::Dim& denominator);
+  // x * factor + offset, in the shape of `x`.
+  ir::Value* mul_add(ir::Value* x, ir::Value* factor, ir::Value* offset);
+  ir::Value* sum_all(ir::Value* value);
+  // The type of a value with this shape in the dtype that the formulas compute in.
+  ir::Type typed(const ir::Shape& shape, const ir::Value& like) const;
+
+  // All readers of an output of the node now read `value`.
+  void replace(size_t output, ir::Value* value);
+  // As replace(), for a value that is computed element by element: it gets the strides of the old
+  // output.
+  void replace_elements(size_t output, ir::Value* value);
+  // As replace(), for a value that a transpose makes the output of. A reader that undoes the
+  // transpose reads the value itself.
+  void replace_transposed(size_t output, ir::Value* value, const ir::Shape& order);
+  // As replace(), but readers inside of the graph get the value in the dtype in which it was
+  // computed; it is rounded only where it leaves the graph.
+  void replace_statistic(size_t output, ir::Value* value);
+  // A transpose that undoes the one before it gives the input of that one.
+  ir::Value* transposed(ir::Value* x, const ir::Shape& order);
+
+ private:
+  ir::Node& node_;
+  ir::DType dtype_;
+  ops::Formula formula_;
+};
+
+// The axes from `begin` to before `end`.
+ir::Shape range(int64_t begin, int64_t end);
+
+inline int64_t rank_of(const ir::Value& value) {
+  return static_cast<int64_t>(value.type.shape->size());
+}
+
+}  // namespace torch_ort::passes::composites

@@ -1,0 +1,133 @@
+// What becomes a kernel of the engine's: gradients of embeddings, and attention. These kernels
+// write into planned memory, whereas PyTorch's allocate tensors.
+#include "ir/edit.h"
+#include "ops/aten.h"
+#include "ops/aten_names.h"
+#include "ops/sorted_sums.h"
+#include "passes/arguments.h"
+#include "passes/composites/expander.h"
+#include "passes/known_sizes.h"
+#include "region/codegen.h"
+
+namespace torch_ort::passes::composites {
+
+namespace {
+
+using ir::Dim;
+using ir::DType;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Type;
+using ir::Value;
+
+bool expand_embedding_backward(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *grad = tensor(call.args.at(0)), *ids = tensor(call.args.at(1));
+  const auto* by_frequency = std::get_if<bool>(&call.args.at(4).value);
+  const Value* result = node.outputs.at(0);
+  const region::KernelRow* kernel = region::kernel_for(grad, "EmbeddingGrad");
+  if (!is_fusible_float(grad) || kernel == nullptr || ids == nullptr || !ids->type.is_known() ||
+      by_frequency == nullptr || *by_frequency || result == nullptr || !result->type.is_known() ||
+      grad->type.shape->empty()) {
+    return false;
+  }
+  const bool is_sorted = kernel->sorts_ids;
+  const DType dtype = grad->type.dtype, id = ids->type.dtype;
+  const bool has_dtypes =
+      is_sorted ? id == DType::kInt64 || id == DType::kInt32
+                : id == DType::kInt64 && (dtype == DType::kFloat || dtype == DType::kDouble);
+  if (!has_dtypes || result->type.strides || !KnownSizes(graph).are_known(*grad)) return false;
+  std::vector<Type> types = {result->type};
+  if (is_sorted) {
+    Shape of_ids = *grad->type.shape;
+    of_ids.pop_back();
+    types.push_back(ops::sorted_sums_workspace(ir::numel(of_ids), result->type, 0));
+  }
+  const auto* padding = std::get_if<ir::Dim>(&call.args.at(3).value);
+  Expander write(graph, node, *grad);
+  const Node& made = write.add({ir::kTorchOrtDomain, "EmbeddingGrad"}, {grad, ids}, types,
+                               {{"padding_idx", padding == nullptr ? ir::Dim(-1) : *padding}});
+  write.replace(0, made.outputs[0]);
+  return true;
+}
+
+bool has_heads(const KnownSizes& sizes, const Value* value) {
+  return is_fusible_float(value) && region::has_kernel(value, "Attention") &&
+         value->type.shape->size() == 4 && sizes.are_known(*value);
+}
+
+// The arguments after the tensors are dropout, is_causal, mask and scale.
+bool expand_attention(Graph& graph, Node& node, const char* op, size_t num_tensors) {
+  const ops::Call call = ops::decode_aten(node);
+  const KnownSizes sizes(graph);
+  std::vector<Value*> inputs;
+  for (size_t i = 0; i < num_tensors; ++i) {
+    inputs.push_back(tensor(call.args.at(i)));
+    if (inputs[i] == nullptr) return false;
+    const DType dtype = inputs[0]->type.dtype;
+    const bool is_logarithm = i == 5;
+    if (inputs[i]->type.dtype != (is_logarithm ? ops::computed_dtype(dtype) : dtype)) return false;
+  }
+  const auto argument = [&](size_t i) {
+    return num_tensors + i < call.args.size() ? call.args[num_tensors + i] : ops::Arg();
+  };
+  const ops::Arg dropout = argument(0), is_causal = argument(1), mask = argument(2),
+                 scale = argument(3);
+  const auto* probability = std::get_if<double>(&dropout.value);
+  if (probability == nullptr || *probability != 0) return false;
+  const bool is_backward = num_tensors > 3;
+  for (size_t i = 0; i < 3; ++i) {
+    if (!has_heads(sizes, inputs[i + (is_backward ? 1 : 0)])) return false;
+  }
+  // Input 4 is the result of the forward half, which the engine's kernel does not need.
+  if (is_backward) inputs.erase(inputs.begin() + 4);
+  ir::Attrs attrs;
+  if (const auto* causal = std::get_if<bool>(&is_causal.value); causal != nullptr && *causal) {
+    attrs["is_causal"] = ir::Dim(1);
+  }
+  if (const auto* factor = std::get_if<double>(&scale.value)) {
+    attrs["scale"] = *factor;
+  } else if (!scale.is_none()) {
+    return false;
+  }
+  if (Value* added = tensor(mask)) {
+    const DType dtype = inputs[0]->type.dtype;
+    const bool fits = added->type.dtype == dtype || added->type.dtype == ops::computed_dtype(dtype);
+    if (!fits || !sizes.are_known(*added)) return false;
+    inputs.push_back(added);
+  }
+  std::vector<Type> types;
+  for (const Value* output : node.outputs) {
+    if (output == nullptr || !output->type.is_known()) return false;
+    types.push_back(output->type);
+  }
+  if (types.size() != (is_backward ? 3 : 2)) return false;
+  if (!is_backward && types[1].dtype != ops::computed_dtype(inputs[0]->type.dtype)) return false;
+  Node& made = ops::Writer(graph, &node)
+                   .add({ir::kTorchOrtDomain, op}, std::move(inputs), types, std::move(attrs));
+  for (size_t i = 0; i < types.size(); ++i) {
+    ir::replace_uses(*node.outputs[i], *made.outputs[i], graph);
+  }
+  return true;
+}
+
+bool expand_flash_attention(Graph& graph, Node& node) {
+  return expand_attention(graph, node, "Attention", 3);
+}
+
+bool expand_flash_attention_backward(Graph& graph, Node& node) {
+  return expand_attention(graph, node, "AttentionGrad", 6);
+}
+
+constexpr Expansion kRows[] = {
+    {ops::aten::kEmbeddingBackward, expand_embedding_backward},
+    {ops::aten::kFlashAttention, expand_flash_attention},
+    {ops::aten::kFlashAttentionBackward, expand_flash_attention_backward},
+};
+
+}  // namespace
+
+std::span<const Expansion> kernels() { return kRows; }
+
+}  // namespace torch_ort::passes::composites
