@@ -539,6 +539,8 @@ def session_options(options: Options, **of_program: Any) -> _C.SessionOptions:
         tune=options.enable_tuning,
         most_tuning_ms=options.max_tuning_duration_ms,
         search_convs=options.conv_algo_search == "EXHAUSTIVE",
+        rows_by_labels=options.enable_label_sparse_optimizer,
+        rows_by_padding=options.enable_embedding_sparse_optimizer,
         kernel_dump_dir=options.dump_dir if "cuda" in options.dump else "",
         **of_program,
     )

@@ -11,6 +11,12 @@
 //
 // Lists of rows may say where the queries and the keys of each sequence end. What stands behind is
 // neither read nor written, and no other number or place depends on it.
+//
+// Heads are small products, for which one packed micro-kernel is faster than calls of a library. An
+// added mask may have a gradient, such as T5's and Swin's bias for relative positions. That is the
+// gradient of the scores, which the backward kernel then writes as well, so that no probabilities
+// are saved. Results are planned as those of regions are, so that a transformer's step adopts no
+// memory.
 #include "base/error.h"
 #include "base/rounding.h"
 #include "cpu/program.h"

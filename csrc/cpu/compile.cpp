@@ -400,7 +400,7 @@ class Compiler {
         add_sum_output(result, sum->second.first, *sum->second.second);
         continue;
       }
-      for (const auto& [value, layout, begin] : bound_.leaving(i)) {
+      for (const auto& [value, layout, begin] : bound_.parts_of_output(i)) {
         add_stored_output(*value, value_of(value), layout, result, begin);
       }
     }

@@ -655,7 +655,8 @@ struct TableMaker {
   }
 
   TableMaker() {
-#define TORCH_ORT_WORD(name, operands, cost, on_integers) word<name, operands>(Opcode::k##name);
+#define TORCH_ORT_WORD(name, operands, cost, zero, on_integers) \
+  word<name, operands>(Opcode::k##name);
     TORCH_ORT_POINTWISE_WORDS(TORCH_ORT_WORD)
 #undef TORCH_ORT_WORD
     table.sum_rows = sum_rows<T>;

@@ -12,6 +12,9 @@
 // The first has in it the weight of the class, and for a mean one over the sum of all of them.
 //
 // Listed rows that do not follow each other are copied, as many as a chunk has.
+//
+// Classes are summed in groups, whose number depends on sizes alone: results do not depend on the
+// number of threads.
 #include "ops/linear_loss.h"
 
 #include "base/error.h"

@@ -9,6 +9,21 @@
 // threads.
 //
 // RowsProduct computes only those rows that a list names at run time.
+//
+// The register kernel takes the numbers with which sums start, so that a bias needs no pass of its
+// own, and serves attention too. Threads often read what another thread has written, which takes as
+// long as several multiplications; the grid of threads counts that in. No library was taken
+// instead: oneDNN's `dnnl_sgemm` is only available as 40 MB with libOpenCL (Debian), or in a wheel
+// that ended in 2023, and nothing could be fused with it.
+//
+// Regions are not fused into products, although that was built and measured: a region ran on blocks
+// of a product while these were in the second-level cache, with sums over rows, row reductions,
+// lists of rows and several products. Training steps took as long or longer. A region that reads a
+// result from the third-level cache loses little, and blocks that a region can follow are worse for
+// the product. Only large results with short sums gained a little. What a bias costs is saved in
+// any case.
+//
+// Figures for both are in benchmarks/results/decisions.md.
 #pragma once
 
 #include "cpu/region.h"
@@ -21,7 +36,8 @@ namespace torch_ort::cpu {
 // Whether make_product() has a kernel for all operands in one floating-point dtype.
 bool is_of_floats(const region::Product& product);
 
-// Whether the kernel here is expected to be faster than torch's, judged by dtypes and sizes.
+// Whether the kernel here is expected to be faster than torch's, judged by dtypes and sizes. A
+// function decides rather than a timing, so that runs repeat bit for bit (run/tuning.h times).
 bool is_preferred(const region::Product& product, Isa isa);
 
 // Compiles a product. The operands may also have different dtypes among float32, bfloat16 and

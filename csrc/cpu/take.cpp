@@ -1,5 +1,9 @@
 // Places along one dim: what lies there is taken out of a tensor, or added up in zeros of its
 // sizes.
+//
+// PyTorch's index computes an offset for every element, and its gradient adds one element at a
+// time, on one thread or in an order that varies. Here contiguous runs are copied, and each thread
+// sums a part of the result, in the order of the places.
 #include "base/error.h"
 #include "base/rounding.h"
 #include "cpu/program.h"

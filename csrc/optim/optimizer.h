@@ -1,4 +1,8 @@
 // One step of an optimizer over all parameters at once.
+//
+// A step is one kernel rather than a tile program. There are few rules, and for their dozen
+// operations on seven arrays an interpreter would take three times as long as memory does
+// (benchmarks/results/decisions.md). The threads divide the elements of all parameters.
 #pragma once
 
 #include "cpu/kernels.h"

@@ -4,8 +4,8 @@
 // A run has two halves: the forward steps and, later, the backward steps, which may run once, never
 // or several times. Engine memory has two areas. The *context* area lives from the forward call to
 // the end of the backward call and holds what crosses the border between the halves. The *scratch*
-// area is lent to one half while it runs. A gradient may be *delivered* in the context area: it
-// takes memory of crossing tensors that are dead by then.
+// area is allocated for one half while it runs. A gradient may be *delivered* in the context area:
+// it takes memory of crossing tensors that are dead by then.
 //
 // The context area may consist of *chunks*, each of them allocated on its own. A chunk is freed in
 // the backward half as soon as nothing in it is needed, so that memory which is allocated there, as

@@ -1,7 +1,6 @@
 // What Python says of how a graph is compiled and run: run::SessionOptions, a row for each field.
 #include "base/error.h"
 #include "cpu/kernels.h"
-#include "passes/pass.h"
 #include "python/bind.h"
 #include "run/options.h"
 
@@ -23,12 +22,6 @@ namespace {
 
 using run::SessionOptions;
 using Mode = SessionOptions::RegionMode;
-using OnCut = std::function<void(ir::Graph&)>;
-
-// Passes that run again on a training graph whose backward half has been cut down.
-struct AfterCut {
-  OnCut run;
-};
 
 constexpr std::pair<const char*, Mode> kModes[] = {
     {"kernel", Mode::kKernel}, {"checked", Mode::kChecked}, {"nodes", Mode::kNodes}};
@@ -55,12 +48,6 @@ bool load(py::handle value, Mode& field) {
   return true;
 }
 
-bool load(py::handle value, OnCut& field) {
-  if (!value.is_none() && !py::isinstance<AfterCut>(value)) return false;
-  field = value.is_none() ? nullptr : value.cast<const AfterCut&>().run;
-  return true;
-}
-
 template <typename T>
 py::object give(const T& field) {
   return py::cast(field);
@@ -68,17 +55,13 @@ py::object give(const T& field) {
 
 py::object give(const Mode& field) { return py::str(kModes[static_cast<size_t>(field)].first); }
 
-py::object give(const OnCut& field) {
-  return field ? py::cast(AfterCut{field}) : py::object(py::none());
-}
-
 const char* wanted(bool) { return "a bool"; }
 const char* wanted(int64_t) { return "an integer"; }
 const char* wanted(double) { return "a number"; }
 const char* wanted(const std::string&) { return "a string"; }
 const char* wanted(const std::vector<int>&) { return "a list of integers"; }
 const char* wanted(Mode) { return "one of kernel, checked, nodes"; }
-const char* wanted(const OnCut&) { return "an AfterCut or None"; }
+const char* wanted(const std::vector<std::string>&) { return "a list of strings"; }
 
 // ---- the fields
 
@@ -145,8 +128,12 @@ const std::vector<Field>& fields() {
             &Options::region_mode),
       field("kernel_dump_dir", "The folder of the source texts of kernels; empty: none.",
             [](Options& options) -> std::string& { return options.regions.dump_dir; }),
-      field("after_cut", "The passes that run again on a backward half that is cut down.",
-            &Options::after_cut),
+      field("disabled_passes", "Names of passes that do not run on variants of the graph either.",
+            &Options::disabled_passes),
+      field("rows_by_labels", "Labels may say which rows nobody reads, in variants as well.",
+            [](Options& options) -> bool& { return options.row_sources.labels; }),
+      field("rows_by_padding", "Masks may say which rows nobody reads, in variants as well.",
+            [](Options& options) -> bool& { return options.row_sources.padding; }),
   };
   return all;
 }
@@ -171,16 +158,6 @@ SessionOptions make(const py::kwargs& given) {
 }  // namespace
 
 void bind_options(py::module_& module) {
-  py::class_<AfterCut>(module, "AfterCut",
-                       "Passes of the pipeline that run again on a training graph of which the "
-                       "backward half has been cut down, except those that are disabled.")
-      .def(py::init([](const std::vector<std::string>& disabled, passes::RowSources sources) {
-             return AfterCut{[disabled, sources](ir::Graph& cut) {
-               passes::PassContext context{.row_sources = sources};
-               passes::run_after_cut(cut, disabled, context);
-             }};
-           }),
-           py::arg("disabled"), py::arg("row_sources"));
   py::class_<SessionOptions> options(module, "SessionOptions",
                                      "How a graph is compiled, planned and run: fields by name.");
   options.def(py::init(&make));

@@ -2,7 +2,7 @@
 #include "python/bind.h"
 #include "python/shared_object.h"
 #include "python/torch_errors.h"
-#include "run/python_op.h"
+#include "run/autograd/python_op.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>

@@ -10,8 +10,8 @@
 #include "python/bind.h"
 #include "python/torch_errors.h"
 #include "region/schedule.h"
+#include "run/autograd/early_gradients.h"
 #include "run/counters.h"
-#include "run/early_gradients.h"
 #include "run/out_forms.h"
 #include "run/session.h"
 
@@ -52,7 +52,7 @@ Session::Tensors defined_or_empty(const OptionalTensors& tensors) {
 }
 
 Session::Tensors run_forward(int64_t session, const OptionalTensors& given,
-                             const std::vector<int64_t>& symbols, bool carry, bool always_early) {
+                             const std::vector<int64_t>& symbols, bool packs, bool always_early) {
   const Session::Tensors inputs = defined_or_empty(given);
   return with_errors_of_calls([&] {
     py::gil_scoped_release release;
@@ -60,7 +60,7 @@ Session::Tensors run_forward(int64_t session, const OptionalTensors& given,
     const std::shared_ptr<Session> found = run::find_session(session);
     const bool may_cut = found->is_training() && found->compiled().options.segment_bytes > 0;
     const bool early = may_cut && (always_early || run::are_waited_for(inputs));
-    return found->forward(inputs, symbols, carry, early);
+    return found->forward(inputs, symbols, packs, early);
   });
 }
 
@@ -192,7 +192,7 @@ void set_failpoint(const py::object& function) {
 }
 
 py::object plan_report(const Session& session) {
-  const auto report = session.plan_report();
+  const auto report = session.followed()->graph->plan_report();
   if (!report) return py::none();
   py::dict fields;
   fields["steps_forward"] = report->steps_forward;
@@ -216,7 +216,7 @@ py::list plan_table(const Session& session) {
     return name.empty() ? py::object(py::none()) : py::str(name);
   };
   py::list rows;
-  for (const Session::TensorReport& tensor : session.plan_table()) {
+  for (const auto& tensor : session.followed()->graph->plan_table()) {
     py::dict row;
     row["name"] = tensor.name;
     row["kind"] = tensor.kind;
@@ -269,18 +269,19 @@ void bind_run(py::module_& module) {
       .def("steps",
            [](const Session& session) {
              py::list steps;
-             for (const auto& step : session.steps_report()) {
+             for (const auto& step : session.whole()->graph->steps_report()) {
                steps.append(
                    py::make_tuple(step.name, step.op, step.form, step.backward, step.origin));
              }
              return steps;
            })
-      .def("programs", &run::Session::programs_report)
+      .def("programs",
+           [](const Session& session) { return session.followed()->graph->programs_report(); })
       .def(
           "row_lists",
           [](const Session& session) {
             std::vector<std::tuple<std::string, int64_t, int64_t>> lists;
-            for (const auto& [name, count, num_rows] : session.row_lists()) {
+            for (const auto& [name, count, num_rows] : session.followed()->graph->row_lists()) {
               lists.emplace_back(name, count, num_rows);
             }
             return lists;
@@ -288,7 +289,7 @@ void bind_run(py::module_& module) {
           "(name, rows in it, rows in all) of each list of rows that count, as the plan used last "
           "has made it last.");
   module.def("run_forward", &run_forward, py::arg("session"), py::arg("inputs"), py::arg("symbols"),
-             py::arg("carry"), py::arg("always_early") = false);
+             py::arg("packs"), py::arg("always_early") = false);
   module.def("run_backward", &run_backward, py::arg("token"), py::arg("saved"), py::arg("tangents"),
              py::arg("early") = false);
   module.def("segments", &Session::segments, py::arg("token"),

@@ -4,8 +4,8 @@
 #include "python/call_inputs.h"
 #include "python/shared_object.h"
 #include "python/torch_errors.h"
-#include "run/autograd_errors.h"
-#include "run/recorded_step.h"
+#include "run/autograd/autograd_errors.h"
+#include "run/autograd/recorded_step.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -144,7 +144,7 @@ class FlatStep {
 
   void forget_first_backward() { step_.forget_first_backward(); }
 
-  py::list call(const py::tuple& flat, bool carry) const {
+  py::list call(const py::tuple& flat, bool packs) const {
     const Tensors inputs = tensors_at(flat, tensor_inputs_);
     const Tensors with_gradient = tensors_at(flat, with_gradient_);
     std::vector<int64_t> symbols;
@@ -153,7 +153,7 @@ class FlatStep {
       Tensors results;
       {
         const py::gil_scoped_release release;
-        results = step_.run(inputs, symbols, with_gradient, carry);
+        results = step_.run(inputs, symbols, with_gradient, packs);
       }
       run::keep_beside(results[num_outputs_], std::make_shared<CallInputs>(flat));
       return to_python(results);

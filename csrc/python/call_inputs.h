@@ -1,7 +1,7 @@
 // The flat inputs of one call of a graph, kept so that the call can be run again in eager PyTorch.
 #pragma once
 
-#include "run/companion.h"
+#include "run/autograd/companion.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>

@@ -253,7 +253,7 @@ Layout BoundSchedule::stretched(size_t input) const {
   return expand(layout, evaluate(stretch.shape));
 }
 
-std::vector<BoundSchedule::Leaving> BoundSchedule::leaving(size_t output) const {
+std::vector<BoundSchedule::OutputPart> BoundSchedule::parts_of_output(size_t output) const {
   const ir::Value* value = body.outputs[output];
   const Layout& whole = output_layouts[output];
   if (!is_concat(value->producer)) return {{value, whole, 0}};
@@ -266,7 +266,7 @@ std::vector<BoundSchedule::Leaving> BoundSchedule::leaving(size_t output) const 
             "Region: Concat: got ", concat.inputs.size(), " parts of ", size, ", want ",
             part.sizes[axis], " in all");
   part.sizes[axis] = size;
-  std::vector<Leaving> parts;
+  std::vector<OutputPart> parts;
   for (size_t i = 0; i < concat.inputs.size(); ++i) {
     parts.push_back({concat.inputs[i], part, static_cast<int64_t>(i) * size * part.strides[axis]});
   }

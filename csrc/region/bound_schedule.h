@@ -63,12 +63,12 @@ struct BoundSchedule {
 
   // What an output of the body is written to: the output of the node, or, for a Concat, one part of
   // it.
-  struct Leaving {
+  struct OutputPart {
     const ir::Value* value;
     Layout layout;
     int64_t begin;  // of the part in the output, in elements
   };
-  std::vector<Leaving> leaving(size_t output) const;
+  std::vector<OutputPart> parts_of_output(size_t output) const;
 
   const Schedule& schedule;
   const ir::Graph& body;

@@ -1,5 +1,10 @@
 // The order of work in a region, as far as it is the same for all sizes. Code generators follow it,
 // and the planner asks it which operands may be overwritten.
+//
+// A region has one schedule, made with the session from symbols alone, so that the planner and the
+// generators cannot disagree on what may be overwritten. The compiler of tile programs checks each
+// program against it, and under TORCH_ORT_CHECK=2 the schedules of all regions are made after each
+// pass.
 #pragma once
 
 #include "ops/fusion.h"

@@ -5,7 +5,7 @@
 #include "run/calls.h"
 #include "run/counters.h"
 #include "run/guard.h"
-#include "run/partial_backward.h"
+#include "run/memory/delivery.h"
 
 #include <c10/core/Allocator.h>
 
@@ -42,10 +42,6 @@ std::vector<bool> which_are_defined(const Session::Tensors& tensors) {
   return defined;
 }
 
-bool are_all_true(const std::vector<bool>& flags) {
-  return std::find(flags.begin(), flags.end(), false) == flags.end();
-}
-
 int64_t version_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->version_counter().current_version();
 }
@@ -58,14 +54,11 @@ Session::Tensors Session::backward(const at::Tensor& token, const Tensors& saved
 }
 
 std::vector<int> Session::segments(const at::Tensor& token) {
-  if (is_carrying(token)) return {};
-  const std::shared_ptr<Context> context = context_of(token);
-  const Binding& binding = *context->binding;
-  if (binding.num_segments == 1) return {};
-  std::vector<int> segments(context->called->compiled_->gradients.size(), 0);
-  for (size_t i = 0; i < segments.size(); ++i) {
-    const int position = context->expected ? context->expected->gradients[i] : static_cast<int>(i);
-    if (position >= 0) segments[i] = binding.early[position].segment;
+  const std::shared_ptr<const LiveCall> call = call_of(token);
+  if (call->binding->num_segments == 1) return {};
+  std::vector<int> segments;
+  for (int position : call->variant->gradients) {
+    segments.push_back(position < 0 ? 0 : call->binding->early[position].segment);
   }
   return segments;
 }
@@ -73,31 +66,27 @@ std::vector<int> Session::segments(const at::Tensor& token) {
 BackwardRun::BackwardRun(const at::Tensor& token, const Tensors& saved, const Tensors& tangents,
                          bool keep)
     : keep_(keep), defined_(which_are_defined(tangents)) {
-  std::shared_ptr<Context> context;
-  if (is_carrying(token)) {
-    context = shared_context(Session::unpack_carrying_token(token));
-    // The token still has the bytes; this context is a copy of them.
-    keep_ = false;
-  } else {
-    context = context_of(token);
-  }
+  const std::shared_ptr<const LiveCall> call = call_of(token);
+  constexpr const char* kSecondTime =
+      "Trying to backward through the graph a second time: torch_ort has overwritten the saved "
+      "values. Specify retain_graph=True in the first backward call.";
+  TORCH_CHECK(call->context || call->packed, kSecondTime);
+  if (call->packed && !std::exchange(keep_, false)) packed_ = token;
+  const std::shared_ptr<Context> context = call->packed ? call->packed->unpack() : call->context;
   std::lock_guard lock(context->mutex);
-  TORCH_CHECK(
-      !context->spent, "Trying to backward through the graph a second time: torch_ort has ",
-      "overwritten the saved values. Specify retain_graph=True in the first backward call.");
+  TORCH_CHECK(!context->spent, kSecondTime);
   called_ = context->called;
-  const Session& session = *context->session;
-  ORT_CHECK(saved.size() == session.saved_inputs().size() + session.saved_outputs().size() &&
-                tangents.size() == called_->compiled_->tangents.size(),
-            "run_backward: got ", saved.size(), " saved tensors and ", tangents.size(),
-            " gradients, want ", session.saved_inputs().size() + session.saved_outputs().size(),
-            " and ", called_->compiled_->tangents.size());
-  gradients_.resize(called_->compiled_->gradients.size());
+  const Session& session = *called_;
+  const size_t num_saved = session.saved_inputs().size() + session.saved_outputs().size();
+  const size_t num_tangents = session.compiled().tangents.size();
+  ORT_CHECK(saved.size() == num_saved && tangents.size() == num_tangents, "run_backward: got ",
+            saved.size(), " saved tensors and ", tangents.size(), " gradients, want ", num_saved,
+            " and ", num_tangents);
+  gradients_.resize(session.compiled().gradients.size());
   is_made_.assign(gradients_.size(), false);
 
   const RunGuard guard(session.device());
-  const bool is_expected =
-      context->expected ? defined_ == context->expected->defined : are_all_true(defined_);
+  const bool is_expected = defined_ == context->variant->key.defined;
   context_ = keep_ && is_expected ? copy_of(*context) : context;
   give(saved, is_expected ? tangents : Tensors());
   if (!is_expected) run_unexpected(*context, tangents);
@@ -114,7 +103,9 @@ void BackwardRun::give(const Tensors& saved, const Tensors& tangents) {
   std::vector<int> slots;
   for (int index : graph.saved_inputs) slots.push_back(graph.inputs[index]);
   for (int index : graph.saved_outputs) slots.push_back(graph.outputs[index]);
-  for (size_t i = 0; i < slots.size(); ++i) context_->slots[slots[i]] = read[i];
+  for (size_t i = 0; i < slots.size(); ++i) {
+    context_->slots[slots[i]] = as_saved(read[i], context_->spec(slots[i]));
+  }
   Tensors watched = saved;
   for (size_t i = 0; i < given.size(); ++i) {
     if (!given[i].defined()) continue;
@@ -134,12 +125,11 @@ void BackwardRun::give(const Tensors& saved, const Tensors& tangents) {
 std::shared_ptr<Context> BackwardRun::copy_of(const Context& context) const {
   const Binding& binding = *context.binding;
   std::shared_ptr<Context> copy = shared_context(context.binding->take_context());
-  copy->session = context.session;
   copy->called = context.called;
-  copy->expected = context.expected;
+  copy->variant = context.variant;
   copy->unbacked_symbols = context.unbacked_symbols;
   for (int slot : binding.kept) copy->slots[slot] = context.slots[slot];
-  context.session->lend_context_memory(*copy);
+  context.variant->graph->allocate_context_memory(*copy);
   const Session::Tensors from = context.crossing_bytes(), to = copy->crossing_bytes();
   for (size_t i = 0; i < from.size(); ++i) to[i].copy_(from[i]);
   return copy;
@@ -151,8 +141,8 @@ void BackwardRun::run_unexpected(Context& context, const Tensors& tangents) {
   const RunEvent event(*called_);
   try {
     const std::optional<Tensors> numbers = computed(tangents);
-    const auto partial = called_->partial_backward(defined_, context);
-    gradients_ = partial->run(context, numbers ? *numbers : tangents);
+    const auto half = called_->half_for(defined_, context);
+    gradients_ = half->run(context, numbers ? *numbers : tangents);
   } catch (...) {
     // A saved output refers to the node of autograd that owns the token, and so the context. No
     // destructor runs, since this is part of the constructor.
@@ -171,7 +161,7 @@ void BackwardRun::run_unexpected(Context& context, const Tensors& tangents) {
 Session::Tensors BackwardRun::take(const std::vector<int>& gradients) {
   int num_steps = 0;
   for (int gradient : gradients) {
-    const int position = context_ ? position_of(gradient) : -1;
+    const int position = context_ ? context_->variant->gradients[gradient] : -1;
     if (position >= 0) {
       num_steps = std::max(num_steps, context_->binding->early[position].ready);
     }
@@ -198,7 +188,7 @@ Session::Tensors BackwardRun::take_after(const std::vector<int>& gradients, int 
 
 void BackwardRun::advance(int num_steps) {
   const std::shared_ptr<Context> context = context_;
-  const std::shared_ptr<const Session> called = called_;
+  const std::shared_ptr<Session> called = called_;
   std::lock_guard lock(context->mutex);
   const RunEvent event(*called);
   const RunGuard guard(context->graph().device);
@@ -208,7 +198,7 @@ void BackwardRun::advance(int num_steps) {
     look_at_what_has_left();
   }
   if (!has_run_ && binding.plan.backward_scratch_bytes > 0) {
-    scratch_ = lend(context->graph().device, binding.plan.backward_scratch_bytes);
+    scratch_ = allocate(context->graph().device, binding.plan.backward_scratch_bytes);
     context->attach_scratch(scratch_.data());
   }
   context->spent = true;
@@ -222,7 +212,7 @@ void BackwardRun::advance(int num_steps) {
     counters().backward_runs.fetch_add(1);
   }
   if (num_done_ < static_cast<int>(binding.backward.size())) return;
-  if (num_looks_ > 0) context->session->delivery_->is_dropped_early = are_dropped_early_;
+  if (num_looks_ > 0) context->variant->graph->delivery()->is_dropped_early = are_dropped_early_;
   end();
 }
 
@@ -253,7 +243,7 @@ void BackwardRun::collect() {
   const CompiledGraph& graph = context_->graph();
   std::vector<int> left;
   for (size_t i = 0; i < gradients_.size(); ++i) {
-    const int position = position_of(i);
+    const int position = context_->variant->gradients[i];
     if (position < 0 || is_made_[i] || binding.early[position].ready > num_done_) continue;
     const int slot = graph.gradients[position], root = binding.delivered[position];
     const at::Tensor gradient =
@@ -280,46 +270,9 @@ void BackwardRun::end() noexcept {
   if (!keep_ && (has_run_ || context_->spent)) {
     context_->clear();
     context_->spent = true;
+    if (packed_.defined()) drop_packed(packed_);
   }
   context_.reset();
-}
-
-int BackwardRun::position_of(size_t gradient) const {
-  const auto& expected = context_->expected;
-  return expected ? expected->gradients[gradient] : static_cast<int>(gradient);
-}
-
-void Session::expect(const std::vector<bool>& defined) const {
-  std::lock_guard lock(mutex_);
-  last_defined_ = are_all_true(defined) ? std::vector<bool>() : defined;
-}
-
-std::shared_ptr<const ExpectedBackward> Session::expected_backward() const {
-  std::lock_guard lock(mutex_);
-  last_expected_ = last_defined_;
-  if (last_defined_.empty()) return nullptr;
-  if (const auto found = expected_backwards_.find(last_defined_);
-      found != expected_backwards_.end()) {
-    return found->second;
-  }
-  if (expected_backwards_.size() > compiled_->options.max_bindings) expected_backwards_.clear();
-  auto made = make_expected_backward(*compiled_, last_defined_);
-  return expected_backwards_[last_defined_] = std::move(made);
-}
-
-std::shared_ptr<const Session> Session::expected_session() const {
-  std::lock_guard lock(mutex_);
-  const auto found = expected_backwards_.find(last_expected_);
-  return found == expected_backwards_.end() || !found->second ? nullptr : found->second->session;
-}
-
-std::shared_ptr<const PartialBackward> Session::partial_backward(const std::vector<bool>& defined,
-                                                                 const Context& context) const {
-  std::lock_guard lock(mutex_);
-  if (partial_backwards_.size() > compiled_->options.max_bindings) partial_backwards_.clear();
-  auto& found = partial_backwards_[defined];
-  if (found == nullptr) found = std::make_shared<PartialBackward>(compiled_, defined, context);
-  return found;
 }
 
 }  // namespace torch_ort::run

@@ -6,7 +6,7 @@
 // copy.
 #pragma once
 
-#include "run/arena.h"
+#include "run/memory/arena.h"
 #include "run/session.h"
 
 #include <ATen/core/Tensor.h>
@@ -52,12 +52,10 @@ class BackwardRun {
   void look_at_what_has_left();
   void collect();
   void end() noexcept;
-  // The position of a gradient in the session whose plan the run follows; -1: that session does not
-  // compute it.
-  int position_of(size_t gradient) const;
 
-  bool keep_;
-  std::shared_ptr<const Session> called_;
+  bool keep_;          // whether another run may need the context
+  at::Tensor packed_;  // the token of a call of which what was packed is to be dropped in the end
+  std::shared_ptr<Session> called_;
   std::vector<bool> defined_;         // by tangent
   std::shared_ptr<Context> context_;  // nullptr after the run has ended
   Buffer scratch_;

@@ -8,9 +8,9 @@
 #include "run/dtype.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <numeric>
+#include <set>
 
 namespace torch_ort::run {
 
@@ -98,8 +98,8 @@ std::vector<Part> at_position(const std::vector<Part>& parts, size_t position) {
 Binding::~Binding() = default;
 
 bool Binding::matches(const Tensors& tensors, const std::vector<int64_t>& symbol_values,
-                      Leaving as) const {
-  if (leaving != as) return false;
+                      GradientReturn as) const {
+  if (gradient_return != as) return false;
   if (symbol_inputs != symbol_values || tensors.size() != inputs.size()) return false;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!equals(inputs[i], tensors[i])) return false;
@@ -134,7 +134,7 @@ Binder::Binder(const CompiledGraph& graph, Binding& binding)
 void Binder::run(const Tensors& inputs) {
   if (graph_.options.verify) check_dims(*graph_.graph, inputs, lookup_);
   may_fail("plan");
-  described_ = describe(graph_, binding_.inputs, lookup_, binding_.leaving);
+  described_ = describe(graph_, binding_.inputs, lookup_, binding_.gradient_return);
   binding_.specs = std::move(described_.specs);
   binding_.program = std::move(described_.program);
   binding_.delivered = std::move(described_.delivered);
@@ -257,12 +257,18 @@ void Binder::list_slots() {
       if (slot >= 0) is_static[slot] = true;
     }
   }
+  std::set<int> crossing;
   for (int slot = 0; slot < num_slots; ++slot) {
-    if (is_static[slot]) continue;
+    if (is_static[slot]) {
+      const bool is_owned = kind_of(slot) == plan::Kind::kPlanned;
+      if (graph_.facts[slot].crosses && is_owned) crossing.insert(described_.roots[slot]);
+      continue;
+    }
     binding_.transient.push_back(slot);
     const bool is_callers = kind_of(slot) == plan::Kind::kInput || graph_.is_saved_output(slot);
     if (graph_.facts[slot].crosses && !is_callers) binding_.kept.push_back(slot);
   }
+  binding_.crossing.assign(crossing.begin(), crossing.end());
 }
 
 // The bytes of the first segment of gradients. It is small, as the first bucket of
@@ -291,7 +297,7 @@ void Binder::find_early_gradients() {
     }
     binding_.early.push_back(std::move(early));
   }
-  if (binding_.leaving.early) cut_into_segments();
+  if (binding_.gradient_return.early) cut_into_segments();
 }
 
 void Binder::cut_into_segments() {
@@ -317,14 +323,12 @@ void Binder::cut_into_segments() {
 
 std::shared_ptr<Binding> make_binding(std::shared_ptr<const CompiledGraph> graph,
                                       const Tensors& inputs, const std::vector<int64_t>& symbols,
-                                      Leaving leaving) {
+                                      GradientReturn gradient_return) {
   const auto start = std::chrono::steady_clock::now();
   check_inputs(*graph->graph, inputs);
   auto binding = std::make_shared<Binding>();
   binding->graph = std::move(graph);
-  binding->leaving = leaving;
-  static std::atomic<int64_t> next_serial{1};
-  binding->serial = next_serial.fetch_add(1);
+  binding->gradient_return = gradient_return;
   binding->symbol_inputs = symbols;
   for (const at::Tensor& input : inputs) binding->inputs.push_back(spec_of(input));
   bind_symbols(*binding->graph->graph, inputs, symbols, binding->symbols);

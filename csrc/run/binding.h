@@ -26,11 +26,11 @@ struct PartSpec {
 using BoundSteps = std::vector<std::unique_ptr<const BoundStep>>;
 
 // How gradients are returned to the caller.
-struct Leaving {
+struct GradientReturn {
   bool deliver = false;  // they may be in engine memory
   bool early = false;    // each is returned as soon as it is ready
 
-  bool operator==(const Leaving&) const = default;
+  bool operator==(const GradientReturn&) const = default;
 };
 
 // When a gradient may be returned, if gradients leave early.
@@ -53,7 +53,7 @@ struct Binding : std::enable_shared_from_this<Binding> {
   double plan_ms = 0;
   // By gradient: the slot whose memory is handed out with it; -1: it has memory of its own.
   std::vector<int> delivered;
-  Leaving leaving;
+  GradientReturn gradient_return;
   // By slot: how many steps of the backward half have run when its memory is not used any more.
   std::vector<int> last_use;
   std::vector<EarlyGradient> early;  // by gradient
@@ -65,16 +65,16 @@ struct Binding : std::enable_shared_from_this<Binding> {
   std::vector<PartSpec> parts;                   // slots that are parts of these
   std::vector<int> transient;                    // slots that each call fills
   std::vector<const ViewSpec*> moving_views;
-  // Those of `transient` that the engine keeps for backward.
-  std::vector<int> kept;
-  int64_t serial = 0;  // unique in the process
+  // What the engine keeps for backward: slots of `transient`, and slots of `owned` whose memory
+  // holds what crosses the border.
+  std::vector<int> kept, crossing;
 
   std::mutex mutex;
   std::vector<std::unique_ptr<Context>> idle;
 
   ~Binding();
   bool matches(const std::vector<at::Tensor>& tensors, const std::vector<int64_t>& symbol_values,
-               Leaving leaving) const;
+               GradientReturn gradient_return) const;
   std::unique_ptr<Context> take_context();
 };
 
@@ -82,6 +82,7 @@ struct Binding : std::enable_shared_from_this<Binding> {
 // with these sizes.
 std::shared_ptr<Binding> make_binding(std::shared_ptr<const CompiledGraph> graph,
                                       const std::vector<at::Tensor>& inputs,
-                                      const std::vector<int64_t>& symbols, Leaving leaving);
+                                      const std::vector<int64_t>& symbols,
+                                      GradientReturn gradient_return);
 
 }  // namespace torch_ort::run

@@ -3,11 +3,11 @@
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "ops/op.h"
+#include "run/autograd/returned_views.h"
 #include "run/dtype.h"
 #include "run/guard.h"
-#include "run/leaving_views.h"
+#include "run/memory/placement.h"
 #include "run/out_forms.h"
-#include "run/placement.h"
 #include "run/spec.h"
 #include "run/steps/forms.h"
 
@@ -81,11 +81,11 @@ class GraphCompiler {
     made_.bound_symbols = bound_symbols(graph_);
   }
 
-  CompiledGraph run() {
+  CompiledGraph run(const std::vector<std::string>& keep) {
     may_fail("lower");
     lower_graph();
-    keep_for_backward();
-    copy_views_that_leave(made_.calls, made_.num_forward, is_training(), outputs_, gradients_);
+    keep_for_backward(keep);
+    copy_returned_views(made_.calls, made_.num_forward, is_training(), outputs_, gradients_);
     assign_slots();
     take_constants();
     find_late_slots();
@@ -97,7 +97,7 @@ class GraphCompiler {
 
  private:
   void lower_graph();
-  void keep_for_backward();
+  void keep_for_backward(const std::vector<std::string>& keep);
   void assign_slots();
   void take_constants();
   void find_late_slots();
@@ -145,9 +145,9 @@ void GraphCompiler::lower_graph() {
   }
 }
 
-void GraphCompiler::keep_for_backward() {
-  if (made_.options.keep.empty()) return;
-  const std::set<std::string> names(made_.options.keep.begin(), made_.options.keep.end());
+void GraphCompiler::keep_for_backward(const std::vector<std::string>& keep) {
+  if (keep.empty()) return;
+  const std::set<std::string> names(keep.begin(), keep.end());
   std::vector<ir::Value*> values;
   for (ir::Value& value : graph_.values) {
     if (names.contains(value.name)) values.push_back(&value);
@@ -367,11 +367,12 @@ Constants CompiledGraph::constants_by_name() const {
 
 std::shared_ptr<const CompiledGraph> compile_graph(std::unique_ptr<ir::Graph> graph,
                                                    const Constants& constants,
-                                                   const SessionOptions& options) {
+                                                   const SessionOptions& options,
+                                                   const std::vector<std::string>& keep) {
   // A graph may be compiled while PyTorch traces. Its constants must be real tensors nevertheless.
   const RunGuard guard{c10::Device(c10::kCPU)};
   return std::make_shared<const CompiledGraph>(
-      GraphCompiler(std::move(graph), constants, options).run());
+      GraphCompiler(std::move(graph), constants, options).run(keep));
 }
 
 }  // namespace torch_ort::run

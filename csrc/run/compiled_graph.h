@@ -64,10 +64,12 @@ struct CompiledGraph {
   Constants constants_by_name() const;
 };
 
-// Compiles a graph and takes ownership of it. Throws Unsupported if an operator is not registered,
-// and UserError if a constant is missing.
+// Compiles a graph and takes ownership of it. `keep` names values of the forward half that have to
+// exist when backward begins, whether it reads them or not. Throws Unsupported if an operator is
+// not registered, and UserError if a constant is missing.
 std::shared_ptr<const CompiledGraph> compile_graph(std::unique_ptr<ir::Graph> graph,
                                                    const Constants& constants,
-                                                   const SessionOptions& options);
+                                                   const SessionOptions& options,
+                                                   const std::vector<std::string>& keep = {});
 
 }  // namespace torch_ort::run

@@ -1,9 +1,9 @@
 #include "run/context.h"
 
-#include "run/calls.h"
 #include "run/guard.h"
 #include "run/steps/view.h"
 
+#include <ATen/ops/from_blob.h>
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
@@ -78,7 +78,13 @@ std::vector<at::Tensor> Context::crossing_bytes() const {
     const plan::Chunk& chunk = plan.chunks[i];
     const int64_t bytes = std::min(chunk.bytes, plan.crossing_bytes - chunk.offset);
     if (bytes <= 0) break;
-    parts.push_back(bytes_over(chunks[i].buffer->data(), bytes, binding->graph->device));
+    // PyTorch need not ask CUDA where the memory is.
+    const c10::Device device = binding->graph->device;
+    const auto options = at::TensorOptions().dtype(at::kByte).device(device);
+    parts.push_back(at::for_blob(chunks[i].buffer->data(), {bytes})
+                        .options(options)
+                        .target_device(device)
+                        .make_tensor());
   }
   return parts;
 }

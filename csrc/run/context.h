@@ -1,10 +1,13 @@
 // The tensors of one forward call and its backward calls; internal to run/. A binding pools its
 // contexts.
+//
+// Tensor objects are made once with a context: a run only sets addresses. Views of engine memory
+// are made once as well, and views of inputs are redirected to the memory of each call. A context
+// never holds inputs: autograd saves them itself.
 #pragma once
 
 #include "run/binding.h"
-#include "run/delivery.h"
-#include "run/partial_backward.h"
+#include "run/memory/delivery.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
@@ -20,15 +23,15 @@
 namespace torch_ort::run {
 
 class Session;
+struct Variant;
 
 struct Context {
   explicit Context(std::shared_ptr<Binding> binding);
 
-  // While the context is in use: the session whose plan it follows, and the session that was
-  // called. They differ if only some outputs are expected to get gradients (partial_backward.h).
-  std::shared_ptr<Session> session;
-  std::shared_ptr<const Session> called;
-  std::shared_ptr<const ExpectedBackward> expected;  // of `session`, if the two differ
+  // While a call of a session uses the context: the session, and the variant of it that the call
+  // follows.
+  std::shared_ptr<Session> called;
+  std::shared_ptr<const Variant> variant;
   std::shared_ptr<Binding> binding;
   std::vector<at::Tensor> slots;
   std::vector<at::Tensor> views;  // by slot: the tensors of moving views

@@ -3,9 +3,9 @@
 #include "run/describe.h"
 
 #include "base/error.h"
-#include "run/aligned_products.h"
-#include "run/padded_rows.h"
-#include "run/parts.h"
+#include "run/memory/aligned_products.h"
+#include "run/memory/padded_rows.h"
+#include "run/memory/parts.h"
 
 #include <c10/core/MemoryFormat.h>
 #include <unistd.h>
@@ -18,8 +18,9 @@ namespace torch_ort::run {
 
 class Describer {
  public:
-  Describer(const CompiledGraph& graph, const ir::SymbolLookup& lookup, Leaving leaving)
-      : graph_(graph), lookup_(lookup), leaving_(leaving) {}
+  Describer(const CompiledGraph& graph, const ir::SymbolLookup& lookup,
+            GradientReturn gradient_return)
+      : graph_(graph), lookup_(lookup), gradient_return_(gradient_return) {}
 
   Description run(const std::vector<TensorSpec>& inputs) {
     evaluate_types(inputs);
@@ -142,7 +143,7 @@ class Describer {
     const std::vector<int>& gradients = graph_.gradients;
     result_.delivered.assign(gradients.size(), -1);
     is_delivered_.assign(graph_.facts.size(), false);
-    if (!leaving_.deliver || !graph_.device.is_cpu()) return;
+    if (!gradient_return_.deliver || !graph_.device.is_cpu()) return;
     std::vector<int> num_leaving(graph_.facts.size(), 0);
     for (int slot : graph_.outputs) ++num_leaving[result_.roots[slot]];
     for (int slot : gradients) ++num_leaving[result_.roots[slot]];
@@ -208,7 +209,7 @@ class Describer {
     result_.program.num_forward = static_cast<int>(graph_.num_forward);
     result_.program.outputs = graph_.outputs;
     result_.program.gradients = graph_.gradients;
-    result_.program.gradients_leave_early = leaving_.early;
+    result_.program.gradients_leave_early = gradient_return_.early;
   }
 
   // The memory that a convolution allocates for itself. For channels-last images it copies only the
@@ -250,14 +251,14 @@ class Describer {
 
   const CompiledGraph& graph_;
   const ir::SymbolLookup& lookup_;
-  Leaving leaving_;
+  GradientReturn gradient_return_;
   std::vector<bool> leaves_, is_delivered_;  // by slot
   Description result_;
 };
 
 Description describe(const CompiledGraph& graph, const std::vector<TensorSpec>& inputs,
-                     const ir::SymbolLookup& lookup, Leaving leaving) {
-  return Describer(graph, lookup, leaving).run(inputs);
+                     const ir::SymbolLookup& lookup, GradientReturn gradient_return) {
+  return Describer(graph, lookup, gradient_return).run(inputs);
 }
 
 }  // namespace torch_ort::run

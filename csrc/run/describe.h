@@ -1,4 +1,8 @@
 // Describes a compiled graph with known sizes to the planner; internal to run/.
+//
+// No node computes a size: sizes are expressions, which are evaluated here. A tensor with an
+// unbacked size is not planned: its step runs in functional form and binds the symbols of its
+// shape. Steps that need these sizes evaluate them in the run, and stay in the given order.
 #pragma once
 
 #include "plan/plan.h"
@@ -51,6 +55,6 @@ struct Description {
 
 // `inputs` are the inputs of the graph, in order.
 Description describe(const CompiledGraph& graph, const std::vector<TensorSpec>& inputs,
-                     const ir::SymbolLookup& lookup, Leaving leaving);
+                     const ir::SymbolLookup& lookup, GradientReturn gradient_return);
 
 }  // namespace torch_ort::run

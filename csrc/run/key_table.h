@@ -26,9 +26,17 @@ class KeyTable {
     return key;
   }
 
-  void set(int64_t key, Pointer value) {
+  // Replaces a value by a changed copy. False if there is none.
+  template <typename Change>
+  bool change(int64_t key, Change&& change) {
+    Pointer old;
     std::lock_guard lock(mutex_);
-    values_[key].swap(value);
+    const auto found = values_.find(key);
+    if (found == values_.end()) return false;
+    auto changed = std::make_shared<T>(*found->second);
+    change(*changed);
+    old = std::exchange(found->second, std::move(changed));
+    return true;
   }
 
   // nullptr if there is none.

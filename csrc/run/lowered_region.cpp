@@ -3,7 +3,7 @@
 #include "base/error.h"
 #include "region/lower.h"
 #include "run/dtype.h"
-#include "run/session.h"
+#include "run/planned_graph.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
@@ -20,14 +20,14 @@ namespace {
 using ir::DType;
 using region::Kernel;
 using region::Layout;
-using Tensors = Session::Tensors;
+using Tensors = PlannedGraph::Tensors;
 
 // The dtype in which kernels compute narrower numbers; kUndefined means in their own dtype.
 DType kernel_precision(const region::CodegenOptions& options) {
   return options.round_short_floats ? DType::kUndefined : DType::kFloat;
 }
 
-// A session that runs the nodes of the region, for the sizes of one binding.
+// Runs the nodes of the region, for the sizes of one binding.
 class Lowered {
  public:
   Lowered(const BoundRegion& region, DType precision)
@@ -40,7 +40,7 @@ class Lowered {
     }
     SessionOptions options;
     options.regions = region.options;
-    session_ = Session::compile_body(std::move(graph), {}, options);
+    graph_ = std::make_unique<PlannedGraph>(std::move(graph), Constants(), options);
   }
 
   Tensors run(const void* const* inputs) const {
@@ -48,7 +48,7 @@ class Lowered {
     for (size_t i = 0; i < layouts_.size(); ++i) {
       tensors.push_back(tensor(const_cast<void*>(inputs[i]), layouts_[i]));
     }
-    return session_->run_body(tensors, symbols_);
+    return graph_->run(tensors, symbols_);
   }
 
   at::Tensor tensor(void* data, const Layout& layout) const {
@@ -58,7 +58,8 @@ class Lowered {
 
   std::string str() const {
     std::string lines = "node by node\n";
-    for (const ir::Node& node : session_->graph().nodes) lines += concat("  ", node.op.str(), "\n");
+    for (const ir::Node& node : graph_->compiled().graph->nodes)
+      lines += concat("  ", node.op.str(), "\n");
     return lines;
   }
 
@@ -66,7 +67,7 @@ class Lowered {
   c10::Device device_;
   std::vector<Layout> layouts_;
   std::vector<int64_t> symbols_;
-  std::shared_ptr<Session> session_;
+  std::unique_ptr<PlannedGraph> graph_;
 };
 
 class LoweredKernel final : public Kernel {

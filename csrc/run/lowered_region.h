@@ -1,5 +1,9 @@
 // Runs the nodes of a region one by one: instead of a kernel if there is no generator, or beside a
 // kernel to check it.
+//
+// Under TORCH_ORT_CHECK=3 the nodes run beside the kernel twice, once in its own precision and once
+// in double. The difference between these two shows how far off a kernel may be, so that no
+// tolerance is guessed.
 #pragma once
 
 #include "region/codegen.h"

@@ -1,11 +1,10 @@
 // Options for compiling, planning and running a graph.
 #pragma once
 
-#include "ir/graph.h"
+#include "passes/context.h"
 #include "region/codegen.h"
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -40,12 +39,10 @@ struct SessionOptions {
   bool spoil = false;  // fill memory with garbage before a kernel writes it
   // Do not trust the types and attributes of the graph; needs `verify` as well.
   bool is_from_file = false;
-  // Names of values of the forward half that have to exist when backward begins, whether it reads
-  // them or not.
-  std::vector<std::string> keep;
-  // Applied to a training graph whose backward half has been cut down, before it is compiled
-  // (partial_backward.h). It must not change values of the forward half. May be empty.
-  std::function<void(ir::Graph&)> after_cut;
+  // What was said of passes when they ran on the graph, and holds for its variants (variant.h): the
+  // names of those that do not run, and what may tell which rows nobody reads.
+  std::vector<std::string> disabled_passes;
+  passes::RowSources row_sources;
   // How many sets of sizes, and of outputs with gradients, are remembered.
   size_t max_bindings = 64;
   region::CodegenOptions regions;

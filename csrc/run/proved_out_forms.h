@@ -1,5 +1,14 @@
 // The `out=` overloads that are proved to write correct results where they are told to; internal to
 // run/.
+//
+// An overload is used only if a test has proved it, since some `out=` kernels of PyTorch resize
+// their results, leave parts of them unwritten, or give other numbers for strided inputs (losses,
+// batch norm). A proof compares with the functional overload: in planned memory between guard
+// bytes, for various dtypes, layouts of arguments and results, empty tensors and 0-d tensors. What
+// it found holds for one device and one version of torch. CUDA uses the column of the CPU until one
+// has been written on a GPU, and a version without a column uses what all columns of the CPU agree
+// on. Each run checks that address, sizes and strides of a result are unchanged after the call;
+// otherwise it raises InternalError with the operator's name, and eager PyTorch takes over.
 #pragma once
 
 namespace torch_ort::run {

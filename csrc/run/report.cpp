@@ -1,17 +1,29 @@
-// The reports about a session for explain(), dumps and tests.
+// The reports about a planned graph for explain(), dumps and tests.
 #include "run/binding.h"
-#include "run/partial_backward.h"
-#include "run/session.h"
+#include "run/planned_graph.h"
 
 #include <algorithm>
 
 namespace torch_ort::run {
 
-std::optional<Session::PlanReport> Session::plan_report() const {
-  if (const auto expected = expected_session()) return expected->plan_report();
-  std::lock_guard lock(mutex_);
-  if (bindings_.empty()) return std::nullopt;
-  const Binding& binding = *bindings_.front();
+namespace {
+
+// The steps of both halves; none without a binding.
+std::vector<const BoundStep*> steps_of(const Binding* binding) {
+  std::vector<const BoundStep*> steps;
+  if (binding == nullptr) return steps;
+  for (const BoundSteps* half : {&binding->forward, &binding->backward}) {
+    for (const auto& bound : *half) steps.push_back(bound.get());
+  }
+  return steps;
+}
+
+}  // namespace
+
+std::optional<PlannedGraph::PlanReport> PlannedGraph::plan_report() const {
+  const std::shared_ptr<Binding> newest = newest_binding();
+  if (newest == nullptr) return std::nullopt;
+  const Binding& binding = *newest;
   PlanReport report{};
   for (const BoundSteps* half : {&binding.forward, &binding.backward}) {
     for (const auto& bound : *half) {
@@ -38,35 +50,27 @@ std::optional<Session::PlanReport> Session::plan_report() const {
   return report;
 }
 
-std::vector<std::pair<std::string, std::string>> Session::programs_report() const {
-  if (const auto expected = expected_session()) return expected->programs_report();
-  std::lock_guard lock(mutex_);
+std::vector<std::pair<std::string, std::string>> PlannedGraph::programs_report() const {
+  const std::shared_ptr<Binding> newest = newest_binding();
   std::vector<std::pair<std::string, std::string>> report;
-  if (bindings_.empty()) return report;
-  for (const BoundSteps* half : {&bindings_.front()->forward, &bindings_.front()->backward}) {
-    for (const auto& bound : *half) {
-      std::string program = bound->program();
-      if (!program.empty()) report.emplace_back(bound->step.name, std::move(program));
-    }
+  for (const BoundStep* bound : steps_of(newest.get())) {
+    std::string program = bound->program();
+    if (!program.empty()) report.emplace_back(bound->step.name, std::move(program));
   }
   return report;
 }
 
-std::vector<Session::RowListReport> Session::row_lists() const {
-  if (const auto expected = expected_session()) return expected->row_lists();
-  std::lock_guard lock(mutex_);
+std::vector<PlannedGraph::RowListReport> PlannedGraph::row_lists() const {
+  const std::shared_ptr<Binding> newest = newest_binding();
   std::vector<RowListReport> report;
-  if (bindings_.empty()) return report;
-  for (const BoundSteps* half : {&bindings_.front()->forward, &bindings_.front()->backward}) {
-    for (const auto& bound : *half) {
-      const auto listed = bound->listed();
-      if (listed) report.push_back({bound->step.name, listed->count, listed->num_rows});
-    }
+  for (const BoundStep* bound : steps_of(newest.get())) {
+    const auto listed = bound->listed();
+    if (listed) report.push_back({bound->step.name, listed->count, listed->num_rows});
   }
   return report;
 }
 
-std::vector<Session::StepReport> Session::steps_report() const {
+std::vector<PlannedGraph::StepReport> PlannedGraph::steps_report() const {
   std::vector<StepReport> report;
   for (size_t i = 0; i < compiled_->steps.size(); ++i) {
     const Step& step = *compiled_->steps[i];
@@ -76,14 +80,13 @@ std::vector<Session::StepReport> Session::steps_report() const {
   return report;
 }
 
-std::vector<Session::TensorReport> Session::plan_table() const {
-  if (const auto expected = expected_session()) return expected->plan_table();
+std::vector<PlannedGraph::TensorReport> PlannedGraph::plan_table() const {
   static constexpr const char* kKinds[] = {"input", "constant", "planned", "output", "adopted"};
   static constexpr const char* kAreas[] = {"none", "context", "scratch"};
-  std::lock_guard lock(mutex_);
+  const std::shared_ptr<Binding> newest = newest_binding();
   std::vector<TensorReport> table;
-  if (bindings_.empty()) return table;
-  const Binding& binding = *bindings_.front();
+  if (newest == nullptr) return table;
+  const Binding& binding = *newest;
   const auto name_of = [this](int slot) {
     return slot < 0 ? std::string() : compiled_->value(slot).name;
   };

@@ -2,11 +2,11 @@
 // step.
 #include "base/error.h"
 #include "base/failpoint.h"
-#include "run/arena.h"
 #include "run/call_watch.h"
 #include "run/context.h"
 #include "run/conv_search.h"
 #include "run/counters.h"
+#include "run/memory/arena.h"
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>

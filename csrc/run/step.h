@@ -2,6 +2,11 @@
 //
 // Step       does not depend on sizes: what it reads and makes, and how its memory may be used
 // BoundStep  for one set of sizes: arguments and addresses are filled in, ready to run
+//
+// The planner, the binder and the run loop ask these two, and know no form by name. A call writes
+// into planned memory by `out=` if that overload is proved (proved_out_forms.h), or gets such
+// memory while it allocates (placement.h). Otherwise the functional overload runs, and its result
+// is adopted. A point-wise step that is the only reader of an adopted result overwrites it.
 #pragma once
 
 #include "ir/graph.h"

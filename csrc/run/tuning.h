@@ -1,5 +1,13 @@
 // Chooses by timing which of two kernels computes a product: the engine's own or torch's. A process
 // has one choice for each kind of product, which all sessions share and which does not change.
+//
+// Nothing is timed unless the user asks (enable_tuning), since another choice gives other bits, and
+// a timing is not the same in every run. Both kernels are timed for the sizes that are bound, on
+// memory of the same layouts that nothing else reads, with the current number of threads. Because
+// the choice is that of the process, equal products of two graphs have equal bits. It can be saved
+// to a file, which is also read where tuning is off; the key there is the product as text
+// (region::text_of) with instruction set and threads. Choices of another processor or of other
+// versions are ignored (torch_ort/engine/tuning.py).
 #pragma once
 
 #include "run/options.h"

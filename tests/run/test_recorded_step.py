@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 
 import pytest
@@ -45,11 +44,10 @@ def test_what_watches_is_let_go_of_once_it_is_forgotten_and_has_run(monkeypatch)
 
 
 def test_an_error_of_ours_keeps_its_type():
-    compiled = torch.compile(nn.Linear(4, 3), backend="ort")
-    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda saved: saved):
-        loss = compiled(torch.randn(2, 4)).sum()  # names its session, and holds none
-    del compiled
-    torch.compiler.reset()
-    gc.collect()
-    with pytest.raises(UserError, match=r"session \d+: it is gone"):
+    compiled = torch.compile(nn.Sequential(nn.Linear(4, 3), nn.Sigmoid()), backend="ort")
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.Tensor.double):
+        loss = compiled(torch.randn(2, 4)).pow(2).sum()
+    with pytest.raises(
+        UserError, match=r"hooks: got Double\[2, .* on cpu from a hook that unpacks, want Float"
+    ):
         loss.backward()

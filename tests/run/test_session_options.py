@@ -10,7 +10,7 @@ from torch_ort import _C, UserError
 from torch_ort.options import resolve, session_options
 
 # What depends on the graph, and no option tells.
-OF_PROGRAM = {"parameter_gradients", "gradient_inputs", "after_cut"}
+OF_PROGRAM = {"parameter_gradients", "gradient_inputs", "disabled_passes"}
 FIELDS = {name for name, made in vars(_C.SessionOptions).items() if isinstance(made, property)}
 
 
@@ -33,7 +33,7 @@ def fields_of(options: _C.SessionOptions) -> dict[str, object]:
         ({"region_mode": "fast"}, "region_mode: got 'fast', want one of kernel, checked, nodes"),
         ({"region_mode": 1}, "region_mode: got 1, want one of kernel, checked, nodes"),
         ({"isa": "sse9"}, "isa: got 'sse9', want one of portable"),
-        ({"after_cut": True}, "after_cut: got True, want an AfterCut or None"),
+        ({"disabled_passes": [1]}, "disabled_passes: got [1], want a list of strings"),
     ],
     ids=lambda each: str(each)[:40],
 )
@@ -43,21 +43,19 @@ def test_what_is_unknown_or_of_another_type_is_an_error(given: dict, words: str)
 
 
 def test_each_field_is_given_and_read() -> None:
-    after_cut = _C.AfterCut(["fuse_regions"], _C.RowSources(labels=False))
     other = {
         "reorder": False, "in_place": False, "place_parts": False, "products": False,
         "tune": True, "most_tuning_ms": 2.5, "search_convs": True, "parameter_gradients": [0, 2],
         "gradient_inputs": [3, -1], "segment_bytes": 7, "verify": True, "synchronize": True,
         "isa": "portable", "emulate_eager_casts": True, "region_mode": "checked",
-        "kernel_dump_dir": "there",
+        "kernel_dump_dir": "there", "disabled_passes": ["fuse_regions"], "rows_by_labels": False,
+        "rows_by_padding": False,
     }  # fmt: skip
-    assert {*other, "after_cut"} == FIELDS
-    given = _C.SessionOptions(**other, after_cut=after_cut)
-    assert isinstance(given.after_cut, _C.AfterCut)
+    assert {*other} == FIELDS
+    given = _C.SessionOptions(**other)
     assert {name: getattr(given, name) for name in other} == other
     plain = fields_of(_C.SessionOptions())
     assert all(plain[name] != value for name, value in other.items())
-    assert plain["after_cut"] is None
     assert _C.SessionOptions(most_tuning_ms=10).most_tuning_ms == 10
     with pytest.raises(AttributeError):
         given.verify = False
@@ -84,6 +82,8 @@ def test_each_field_is_given_and_read() -> None:
         ({"max_tuning_duration_ms": 8}, {"most_tuning_ms": 8}),
         ({"conv_algo_search": "EXHAUSTIVE"}, {"search_convs": True}),
         ({"dump": "cuda", "dump_dir": "there"}, {"kernel_dump_dir": "there"}),
+        ({"enable_label_sparse_optimizer": False}, {"rows_by_labels": False}),
+        ({"enable_embedding_sparse_optimizer": False}, {"rows_by_padding": False}),
         ({"dump": "steps", "dump_dir": "there"}, {}),
     ],
     ids=str,

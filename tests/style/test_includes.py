@@ -18,7 +18,7 @@ MAY_INCLUDE = {
     "plan": {"base", "ir", "ops"},
     "cpu": {"base", "ir", "ops", "region"},
     "cuda": {"base", "ir", "ops", "region"},
-    "run": {"base", "ir", "ops", "region", "plan"},
+    "run": {"base", "ir", "ops", "region", "passes", "plan"},
     "optim": {"base", "ir", "ops", "cpu", "cuda", "run"},
     "capture": {"base", "ir"},
     "python": {

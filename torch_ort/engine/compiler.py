@@ -173,10 +173,8 @@ def _goes_with(each: _C.Pass, options: Options, asked: _C.SessionOptions) -> boo
 
 def row_sources(options: Options) -> _C.RowSources:
     """Tell which inputs may say what rows nobody reads."""
-    return _C.RowSources(
-        labels=options.enable_label_sparse_optimizer,
-        padding=options.enable_embedding_sparse_optimizer,
-    )
+    asked = session_options(options)
+    return _C.RowSources(labels=asked.rows_by_labels, padding=asked.rows_by_padding)
 
 
 def compile_session(program: Program, options: Options) -> _C.Session:
@@ -185,7 +183,7 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         options,
         parameter_gradients=program.parameter_gradients,
         gradient_inputs=program.gradient_inputs,
-        after_cut=_C.AfterCut(disabled_passes(options), row_sources(options)),
+        disabled_passes=disabled_passes(options),
     )
     return _C.Session.compile(program.graph, program.constants, asked)
 

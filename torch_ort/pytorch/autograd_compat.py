@@ -40,6 +40,12 @@ def running_node() -> int | None:
     return None if node is None else node._sequence_nr()
 
 
+def notes_of_running_node() -> dict[str, Any]:
+    """Give what was noted at the node whose backward runs in this thread, as `Node.metadata`."""
+    node = torch._C._current_autograd_node()
+    return {} if node is None else node.metadata
+
+
 def version(tensor: torch.Tensor) -> int:
     """Give how often a tensor was written into; 0 for one of inference mode, which counts none."""
     return 0 if tensor.is_inference() else tensor._version

@@ -108,7 +108,7 @@ def _cudnn_attention(
     is_causal: bool = False, with_mask: bool = False, *, scale: float | None = None,
 ) -> tuple[Spec | Integer | None, ...]:  # fmt: skip
     batch, heads, length, width = query.sizes
-    if with_mask or dropout > 0 or not _C.same_sizes([width], [value.sizes[3]]):
+    if with_mask or not _C.same_sizes([width], [value.sizes[3]]):
         raise NoRule
     state = rows([], query, torch.int64)
     return (

@@ -1,6 +1,7 @@
 """Shape rules of sparse gradients: their form is told as if they were dense.
 
-They are sparse when the graph runs, and leave it as they are (csrc/run/sparse_gradients.cpp).
+They are sparse when the graph runs, and leave it as they are
+(csrc/run/autograd/sparse_gradients.cpp).
 """
 
 from __future__ import annotations

@@ -42,10 +42,10 @@ class CallAgain:
         # Why a call cannot be run again without what a first run keeps; empty if it can.
         self.obstacle = _obstacle(graph)
 
-    def stand_ins(self, inputs: Sequence[Any]) -> list[Any]:
+    def new_inputs(self, inputs: Sequence[Any]) -> list[Any]:
         """Give other objects for a call's inputs: the history of these is outside of the graph."""
         with torch.enable_grad():
-            return [self._stand_in(i, value) for i, value in enumerate(inputs)]
+            return [self._new_input(i, value) for i, value in enumerate(inputs)]
 
     def gradients(
         self, function: Function, inputs: Sequence[Any], tangents: Tensors, keeps_history: bool
@@ -60,7 +60,7 @@ class CallAgain:
         wanted = [inputs[i] for i in self._differentiated]
         return gradients_of(outputs, wanted, tangents, keeps_history)
 
-    def _stand_in(self, position: int, value: Any) -> Any:
+    def _new_input(self, position: int, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
         if position in self._written:

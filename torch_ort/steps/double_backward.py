@@ -2,6 +2,11 @@
 
 The engine computes the gradients. If the program differentiates these, eager PyTorch runs the call
 again with the same inputs, and runs all later calls of the graph.
+
+The gradients are then a function of the inputs of the call, which the node holds by weak references
+(csrc/python/call_inputs.h), so that differentiating them gives what eager PyTorch computes from the
+function itself. The joint graph cannot be used for this, since it has lost what `detach` and
+`no_grad` cut off.
 """
 
 from __future__ import annotations
@@ -80,7 +85,7 @@ class DoubleBackward:
     ) -> list[torch.Tensor | None]:
         keeps_history = torch.is_grad_enabled()
         with torch.enable_grad():
-            inputs = self._again.stand_ins(inputs)
+            inputs = self._again.new_inputs(inputs)
             tangents = [None if each is None else each.view_as(each) for each in tangents]
             with autocast.in_state(state):
                 gradients = self._again.gradients(self._function, inputs, tangents, True)
@@ -107,6 +112,7 @@ class RefusingStep:
         """Run forward."""
         results = self._compiled(*inputs)
         node = node_of_graph(results)
+        self._forward.hold_call(node)
         if node is not None:
             node.register_prehook(self._check_state)
             node.register_hook(self._watch)

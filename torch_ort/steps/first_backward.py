@@ -50,12 +50,11 @@ class FirstBackward:
         """Store the remembered inputs under the call's token."""
         for old in [key for key in self._pending if not _C.is_live(key)]:
             del self._pending[old]
-        if token.dtype == torch.int64:
-            self._pending[int(token)] = kept
+        self._pending[int(token)] = kept
 
     def kept(self, token: torch.Tensor) -> Kept | None:
         """Give what is remembered of a call; None if it is not needed any more, or edited."""
-        kept = self._pending.get(int(token)) if token.dtype == torch.int64 else None
+        kept = self._pending.get(int(token))
         return None if kept is None or kept.was_edited() else kept
 
     def run_backward(self, token: torch.Tensor, saved: list[Any], tangents: list[Any]) -> list[Any]:

@@ -1,6 +1,6 @@
 """Logits that a graph returns beside the loss, computed only when they are read.
 
-What leaves is a tensor of their sizes, dtype and history without their numbers. Who asks for these
+The caller gets a tensor of their sizes, dtype and history without their numbers. Who asks for these
 gets a plain tensor instead, which is made once, by eager PyTorch, of the rows that went into the
 layer and of its weight and bias.
 """
@@ -28,7 +28,7 @@ from torch_ort.pytorch.module_compat import pytree
 class Recipe:
     """How one output of a graph is made; `inputs` are the positions of the graph's inputs.
 
-    These are positions among what `leave` is given. See csrc/passes/lazy_logits.h.
+    These are positions among what `logits` is given. See csrc/passes/lazy_logits.h.
     """
 
     def __init__(self, lazy: _C.LazyLogits, inputs: Sequence[int]) -> None:
@@ -40,20 +40,18 @@ class Recipe:
         self._is_turned = lazy.is_turned
         self._soft_cap = lazy.soft_cap
 
-    def stand_in(self, rows: torch.Tensor) -> torch.Tensor:
-        """Give a tensor in the form of the logits, which has one number in memory."""
+    def form(self, rows: torch.Tensor) -> torch.Tensor:
+        """Give a tensor of the sizes and dtype of the logits, which has one number in memory."""
         sizes = (*rows.shape[:-1], self.classes)
         return rows.new_empty((), dtype=self.dtypes[-1]).expand(sizes)
 
-    def leave(
-        self, stand_in: torch.Tensor, rows: torch.Tensor, inputs: Sequence[Any]
-    ) -> torch.Tensor:
-        """Give the logits of a call, with the history of what stands in for them."""
+    def logits(self, form: torch.Tensor, rows: torch.Tensor, inputs: Sequence[Any]) -> torch.Tensor:
+        """Give the logits of a call, with the sizes, dtype and history of `form`."""
         saved = [_Saved("the rows that go into it", rows, version(rows))]
         saved.append(_saved("its weight", inputs[self._weight]))
         if self._bias is not None:
             saved.append(_saved("its bias", inputs[self._bias]))
-        return _lazy(stand_in, stand_in.dtype, lambda: self._make(*(each.read() for each in saved)))
+        return _lazy(form, form.dtype, lambda: self._make(*(each.read() for each in saved)))
 
     def _make(self, rows: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
         """Make the logits."""
@@ -67,7 +65,7 @@ class Recipe:
 
 
 class _Saved(NamedTuple):
-    """A tensor that logits are made of, and its version when they left."""
+    """A tensor that logits are made of, and its version at the end of the call."""
 
     name: str
     tensor: torch.Tensor
@@ -165,11 +163,11 @@ def _lazy(
 ) -> torch.Tensor:
     """Give logits in the form of another tensor, and with its history."""
     if source.requires_grad and torch.is_grad_enabled():
-        return _Leave.apply(source, dtype, make)
+        return _FromForm.apply(source, dtype, make)
     return LazyLogits(source, dtype, make)
 
 
-class _Leave(torch.autograd.Function):
+class _FromForm(torch.autograd.Function):
     """From a tensor that has a history to logits, which may be of another dtype."""
 
     @staticmethod

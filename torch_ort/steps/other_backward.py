@@ -77,10 +77,10 @@ class OtherBackward:
             why = GONE if inputs is None else self._again.obstacle
             if why:
                 raise Unsupported(f"{other_state(now)}, and cannot run again: {why}; {_NEXT_TIME}")
-            return self._again.gradients(function, self._again.stand_ins(inputs), tangents, False)
+            return self._again.gradients(function, self._again.new_inputs(inputs), tangents, False)
         with kept.random.drawing_again():
-            stand_ins = self._again.stand_ins(kept.inputs)
-            return self._again.gradients(function, stand_ins, tangents, False)
+            others = self._again.new_inputs(kept.inputs)
+            return self._again.gradients(function, others, tangents, False)
 
 
 def _backward(

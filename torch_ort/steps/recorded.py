@@ -79,12 +79,13 @@ class GraphStep:
         if kept is None and self._is_watched:
             self._step.forget_first_backward()
             self._is_watched = False
-        results = self._step(inputs, saved_tensor_hooks_copy())
+        packs = saved_tensor_hooks_copy()
+        results = self._step(inputs, packs)
         all_rows = [results.pop() for _ in self._lazy]
-        if kept is not None:
+        if kept is not None and not packs:  # see ForwardRunner
             self.forward.first_backward.after_forward(results[-1], kept)
         for each, rows in zip(self._lazy, reversed(all_rows), strict=True):
-            results[each.output] = each.leave(results[each.output], rows, inputs)
+            results[each.output] = each.logits(results[each.output], rows, inputs)
         outputs = results if self._outputs.are_tensors else self._outputs.assemble(results)
         return self._results.of(inputs, outputs, given)
 

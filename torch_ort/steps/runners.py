@@ -21,6 +21,8 @@ from torch_ort.steps.first_backward import FirstBackward, Kept
 from torch_ort.steps.lazy_logits import Recipe
 from torch_ort.steps.state import GraphState
 
+_TOKEN = "torch_ort token"  # among the notes of autograd's node
+
 
 class ForwardRunner:
     """Runs instead of the forward stub; `backward` runs instead of the other one."""
@@ -42,7 +44,7 @@ class ForwardRunner:
         self.first_backward = FirstBackward(layout, state) if keeps else None
         self.backward = BackwardRunner(self)
         self._edges = layout.gradient_inputs()
-        self._last = threading.local()  # segments of the latest call of each thread
+        self._last = threading.local()  # segments and token of the latest call of each thread
         self._recomputation = recomputation
         self._inspect = inspect  # called with the inputs of each call
 
@@ -53,17 +55,25 @@ class ForwardRunner:
         symbols = [args[i] for i in layout.symbol_inputs]
         kept = self.note_call(args)
         args.clear()
+        packs = autograd_compat.saved_tensor_hooks_copy()
         results = _C.run_forward(
-            self.session.id, tensors, symbols, autograd_compat.saved_tensor_hooks_copy(),
-            self.options.early_gradients,
-        )  # fmt: skip
+            self.session.id, tensors, symbols, packs, self.options.early_gradients
+        )
         token = results.pop()
         self._last.segments = _C.segments(token)
+        self._last.token = token if packs else None
         saved = [tensors[i] for i in self._saved_inputs]
         saved += [results[i] for i in self._saved_outputs]
-        if kept is not None:
+        # An error of hooks is the program's: it would be raised again.
+        if kept is not None and not packs:
             self.first_backward.after_forward(token, kept)
         return [*layout.outputs.assemble(results), token, *(saved[i] for i in layout.to_saved)]
+
+    def hold_call(self, node: torch.autograd.graph.Node | None) -> None:
+        """Let the newest call end with its node, if hooks may have dropped the token."""
+        token, self._last.token = getattr(self._last, "token", None), None
+        if node is not None and token is not None:
+            node.metadata[_TOKEN] = token
 
     def let_leave_early(self, results: Sequence[Any]) -> None:
         """Let gradients of the newest call leave early; `results` are AOTAutograd's."""
@@ -110,7 +120,8 @@ class BackwardRunner:
         """Run backward; clears `args`."""
         layout = self._forward._layout
         guard = self._forward.first_backward
-        token, count = args[0], len(layout.saved)
+        token = autograd_compat.notes_of_running_node().get(_TOKEN, args[0])
+        count = len(layout.saved)
         given, tangents = args[1 : 1 + count], args[1 + count :]
         args.clear()
         saved = [given[i] for i in layout.order]
@@ -158,5 +169,5 @@ class InferenceRunner:
         results = _C.run_forward(self.session.id, tensors, symbols, False)
         for each in self._lazy:
             rows = results[each.output]
-            results[each.output] = each.leave(each.stand_in(rows), rows, tensors)
+            results[each.output] = each.logits(each.form(rows), rows, tensors)
         return self._outputs.assemble(results)

@@ -1,4 +1,5 @@
-// A product with more columns or a greater depth than its matrices have (run/aligned_products.h).
+// A product with more columns or a greater depth than its matrices have
+// (run/memory/aligned_products.h).
 #pragma once
 
 #include "run/steps/product.h"

@@ -4,7 +4,7 @@
 #include "run/binder.h"
 #include "run/context.h"
 #include "run/counters.h"
-#include "run/parts.h"
+#include "run/memory/parts.h"
 #include "run/word_copy.h"
 
 #include <ATen/core/Tensor.h>

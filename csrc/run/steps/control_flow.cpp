@@ -1,5 +1,8 @@
-// If and Loop: each body is a session of its own, which the step runs without the GIL. To the plan
-// the step looks like a kernel that allocates its results.
+// If and Loop: each body is a planned graph of its own, which the step runs without the GIL. To the
+// plan the step looks like a kernel that allocates its results.
+//
+// The symbols of the outer graph are passed with each call of a body, and an integer input of a
+// body may be a symbol.
 #include "ops/control_flow.h"
 
 #include "base/error.h"
@@ -8,8 +11,8 @@
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/dtype.h"
-#include "run/owned.h"
-#include "run/session.h"
+#include "run/memory/owned.h"
+#include "run/planned_graph.h"
 #include "run/steps/forms.h"
 
 #include <ATen/ops/empty.h>
@@ -42,7 +45,7 @@ int64_t integer(const at::Tensor& tensor, const std::string& node, const char* w
 // Runs the bodies of a node, and moves values between their runs.
 class ControlFlow {
  public:
-  using Tensors = Session::Tensors;
+  using Tensors = PlannedGraph::Tensors;
   // Gives the value of a symbol of the outer graph; nothing if it has none yet.
   using Lookup = ir::SymbolLookup;
 
@@ -50,7 +53,7 @@ class ControlFlow {
   ControlFlow(const ir::Node& node, const Constants& constants, const SessionOptions& options);
 
   // Returns one tensor for each output of the node. None of them shares memory with an input or the
-  // session. Undefined inputs stand for those that are left out.
+  // engine. Undefined inputs stand for those that are left out.
   Tensors run(const Tensors& inputs, const Lookup& lookup) const;
 
   void free_idle_contexts() const;
@@ -63,7 +66,7 @@ class ControlFlow {
     int input;  // of the body; -1: outer graph
   };
   struct Body {
-    std::shared_ptr<Session> session;
+    std::shared_ptr<PlannedGraph> graph;
     std::vector<Symbol> symbols;
   };
 
@@ -99,12 +102,14 @@ void ControlFlow::add_body(const ir::Node& node, const char* name, const Constan
   const auto& graph = std::get<std::shared_ptr<ir::Graph>>(node.attrs.at(name));
   SessionOptions of_body = options;
   of_body.parameter_gradients.clear();
-  Body body{.session = Session::compile_body(ir::clone(*graph), constants, of_body), .symbols = {}};
-  const bool writes_inputs = !body.session->compiled().mutated_inputs.empty();
-  if (body.session->is_training() || writes_inputs) {
-    throw Unsupported(concat(
-        node.op.str(), " '", node.name, "': ", name, " ",
-        body.session->is_training() ? "has a backward half" : "writes into a value from outside"));
+  Body body{.graph = std::make_shared<PlannedGraph>(ir::clone(*graph), constants, of_body),
+            .symbols = {}};
+  const CompiledGraph& compiled = body.graph->compiled();
+  const bool is_training = compiled.yield != nullptr;
+  if (is_training || !compiled.mutated_inputs.empty()) {
+    throw Unsupported(
+        concat(node.op.str(), " '", node.name, "': ", name, " ",
+               is_training ? "has a backward half" : "writes into a value from outside"));
   }
   for (const std::string& symbol : graph->symbol_inputs) {
     const auto input = std::find_if(graph->inputs.begin(), graph->inputs.end(),
@@ -113,12 +118,12 @@ void ControlFlow::add_body(const ir::Node& node, const char* name, const Constan
     body.symbols.push_back(
         {symbol, is_input ? static_cast<int>(input - graph->inputs.begin()) : -1});
   }
-  device_ = body.session->device();
+  device_ = compiled.device;
   bodies_.push_back(std::move(body));
 }
 
 void ControlFlow::free_idle_contexts() const {
-  for (const Body& body : bodies_) body.session->free_idle_contexts();
+  for (const Body& body : bodies_) body.graph->free_idle_contexts();
 }
 
 ControlFlow::Tensors ControlFlow::run_body(const Body& body, const Tensors& inputs,
@@ -133,7 +138,7 @@ ControlFlow::Tensors ControlFlow::run_body(const Body& body, const Tensors& inpu
     if (!value) throw UserError(concat("run: ", name_, ": symbol '", symbol, "' has no value"));
     symbols.push_back(*value);
   }
-  return body.session->run_body(inputs, symbols);
+  return body.graph->run(inputs, symbols);
 }
 
 ControlFlow::Tensors ControlFlow::run(const Tensors& inputs, const Lookup& lookup) const {
@@ -155,7 +160,7 @@ ControlFlow::Tensors ControlFlow::run_loop(const Tensors& inputs, const Lookup& 
                              ? inputs[1]
                              : at::scalar_tensor(true, at::TensorOptions().dtype(at::kBool));
   const Body& body = bodies_[0];
-  const size_t num_scanned = body.session->num_outputs() - 1 - num_carried_;
+  const size_t num_scanned = body.graph->compiled().outputs.size() - 1 - num_carried_;
   std::vector<Tensors> scanned(num_scanned);
   Tensors given = inputs;  // of the current round
   for (int64_t round = 0; round < rounds && holds(condition, name_); ++round) {
@@ -178,7 +183,7 @@ ControlFlow::Tensors ControlFlow::run_loop(const Tensors& inputs, const Lookup& 
 // ONNX.
 at::Tensor ControlFlow::stacked(const Tensors& rounds, size_t output, const Lookup& lookup) const {
   if (!rounds.empty()) return at::stack(rounds);
-  const ir::Value& value = *bodies_[0].session->graph().outputs[output];
+  const ir::Value& value = *bodies_[0].graph->compiled().graph->outputs[output];
   if (value.type.dtype == ir::DType::kUndefined || !value.type.shape) {
     throw Unsupported(concat("run: ", name_, ": no round tells the dtype of '", value.name, "'"));
   }
@@ -190,7 +195,7 @@ at::Tensor ControlFlow::stacked(const Tensors& rounds, size_t output, const Look
 void ControlFlow::own(Tensors& results, const Tensors& inputs) const {
   Tensors others = inputs;
   for (const Body& body : bodies_) {
-    for (const auto& [slot, constant] : body.session->compiled().constants) {
+    for (const auto& [slot, constant] : body.graph->compiled().constants) {
       others.push_back(constant);
     }
   }
@@ -222,9 +227,9 @@ struct BoundControlFlow : BoundStep {
   explicit BoundControlFlow(const ControlFlowStep& called) : BoundStep(called), of(called) {}
 
   void run(Context& context, StepCounts& counts) const override {
-    Session::Tensors inputs;
+    PlannedGraph::Tensors inputs;
     for (int slot : of.operands) inputs.push_back(slot < 0 ? at::Tensor() : context.slots[slot]);
-    Session::Tensors results = of.control_flow.run(
+    PlannedGraph::Tensors results = of.control_flow.run(
         inputs, [&context](const std::string& name) { return context.symbol(name); });
     for (size_t i = 0; i < of.outputs.size(); ++i) {
       const int slot = of.outputs[i];

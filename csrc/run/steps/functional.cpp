@@ -4,7 +4,7 @@
 #include "ops/aten.h"
 #include "run/context.h"
 #include "run/counters.h"
-#include "run/owned.h"
+#include "run/memory/owned.h"
 
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -45,6 +45,9 @@ struct BoundFunctional : BoundCall<FunctionalStep> {
 
 }  // namespace
 
+// An operator that is composed of others may return an argument although its schema does not say
+// so, as dropout does in eval mode. Captures take such operators apart, also in inference mode,
+// where PyTorch does not; files may contain them, and then results are copied.
 FunctionalStep::FunctionalStep(const CallSite& site, const c10::OperatorHandle& called)
     : OperatorStep(site, called, site.call.args),
       may_give_argument(

@@ -3,7 +3,7 @@
 #include "run/binder.h"
 #include "run/context.h"
 #include "run/counters.h"
-#include "run/placement.h"
+#include "run/memory/placement.h"
 #include "run/steps/operator.h"
 #include "run/steps/writer.h"
 

@@ -1,5 +1,12 @@
 // A product of matrices: by a kernel of region/codegen.h if the generator has one that is faster
 // for these sizes, otherwise by the operator's out= kernel.
+//
+// On GPUs, PyTorch has cuBLASLt add the bias of a linear layer. Its other epilogues, for GELU, for
+// the gradient of GELU and for the gradient of a bias, were weighed and not taken. By the bytes
+// that they save, a step would gain very little (benchmarks/results/decisions.md). They know only
+// the approximation of GELU by tanh, and the products that have them are slower ones. In exchange
+// the regions around products would lose what they fuse now: dropout, residuals, norms and the sums
+// for biases.
 #pragma once
 
 #include "ops/product.h"

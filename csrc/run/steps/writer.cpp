@@ -3,7 +3,7 @@
 #include "run/binder.h"
 #include "run/context.h"
 #include "run/counters.h"
-#include "run/spoil.h"
+#include "run/memory/spoil.h"
 
 namespace torch_ort::run {
 
