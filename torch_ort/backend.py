@@ -12,7 +12,9 @@ from torch import fx
 
 from torch_ort._C import Unsupported
 from torch_ort.capture import logs
-from torch_ort.capture.joint import Capture, hand_over, record_or_hand_over
+from torch_ort.capture.graphs import GraphCompiler
+from torch_ort.capture.recorded import hand_over, record_or_hand_over
+from torch_ort.capture.traced import trace_and_compile
 from torch_ort.core.user_code import blaming
 from torch_ort.dynamo import first_run, recompile_limit, uncaptured
 from torch_ort.dynamo.graph import record_dynamo_graph
@@ -73,7 +75,7 @@ def ort(
 
     def trace(inputs: Sequence[Any]) -> Callable[..., Any]:
         start = time.perf_counter()
-        compiled = Capture(chosen, state).compile(module, inputs, sources)
+        compiled = trace_and_compile(GraphCompiler(state), module, inputs, sources)
         note_programs(start)
         return compiled
 

@@ -3,6 +3,12 @@
 `within_boundary` surrounds each call of the user's that may fail in capture or in the engine, both
 for torch.compile and for ORTModule. Such an error does not reach the user: the call runs in eager
 PyTorch instead, and gives eager's result or raises eager's own error.
+
+Some errors are raised instead: messages for Dynamo, errors of torch.autograd.Functions, errors of
+what the user asked for (files, passes of their own), and a lost device (csrc/cuda/driver.h). Once a
+graph has run, a kernel's own error is raised as eager PyTorch would raise it. Two kinds of later
+errors still end in eager PyTorch: those before the first step (csrc/run/call_watch.h), and the
+engine's own in a graph that neither writes nor draws random numbers.
 """
 
 from __future__ import annotations

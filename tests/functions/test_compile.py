@@ -121,7 +121,7 @@ def test_graph_that_runs_in_eager(monkeypatch):
     def fail(*args, **kwargs):
         raise torch_ort.Unsupported("told to fail")
 
-    monkeypatch.setattr("torch_ort.capture.joint.read_joint", fail)
+    monkeypatch.setattr("torch_ort.capture.graphs.read_joint", fail)
     model = Model()
     x = torch.randn(4, 6)
     with pytest.warns(UserWarning, match="told to fail"):

@@ -179,6 +179,17 @@ def test_saved_tensor_hooks(hooks):
     assert torch_ort.counters()["fallbacks"] == 0
 
 
+def test_under_hooks_contexts_end_with_their_call():
+    _, ours = pair(lambda x: F.Squared.apply(F.Stashing.apply(x)))
+    with saved_tensors_hooks(torch.clone, lambda t: t):
+        for _ in range(2):
+            loss = ours(torch.randn(4, 6)).sum()
+        assert _C.num_python_contexts() > 0
+        del loss
+    gc.collect()
+    assert _C.num_python_contexts() == 0
+
+
 def part(x):
     return F.Squared.apply(F.NumpyTanh.apply(x))
 

@@ -16,7 +16,7 @@ from torch import nn
 import torch_ort
 from tests.injection import at_place, into_backward, into_forward
 from torch_ort import _C, DebugOptions, ORTModule
-from torch_ort.capture import joint
+from torch_ort.capture.graphs import GraphCompiler
 from torch_ort.engine import compiler
 from torch_ort.fallback import FallbackWarning
 from torch_ort.ortmodule import (
@@ -161,7 +161,7 @@ CAUSES = {
     ),
     "capture": injected(
         "capture",
-        lambda patch: patch.setattr(joint.Capture, "_compile_joint", unsupported),
+        lambda patch: patch.setattr(GraphCompiler, "compile_joint", unsupported),
         _C.Unsupported,
         has_parts=True,
     ),
@@ -425,7 +425,7 @@ def test_inference_falls_back_too(name, retry, choose, monkeypatch):
 
     choose(None, retry)
     if name == "capture":
-        monkeypatch.setattr(joint.Capture, "compile_inference", unsupported)
+        monkeypatch.setattr(GraphCompiler, "compile_inference", unsupported)
     messages = train_both(CAUSES[name], monkeypatch, evaluate)
     assert_said(messages, CAUSES[name], retry, STEPS - CAUSES[name].first if retry else 1)
 

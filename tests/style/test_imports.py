@@ -80,7 +80,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def module_of(path: Path) -> str:
-    """Give a module's name in the package: `capture.joint`; a package's is `capture.__init__`."""
+    """Give a module's name in the package: `capture.graphs`; a package's is `capture.__init__`."""
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
@@ -230,10 +230,10 @@ def test_more_than_names_is_found(text):
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("pytorch.patches", "from torch_ort.capture import joint"),
-        ("pytorch.patches", "def f():\n    from torch_ort.capture.joint import Capture"),
+        ("pytorch.patches", "from torch_ort.capture import graphs"),
+        ("pytorch.patches", "def f():\n    from torch_ort.capture.graphs import GraphCompiler"),
         ("record.recorder", "import torch_ort.script.replay"),
-        ("capture.joint", "if TYPE_CHECKING:\n    from torch_ort.ortmodule import ORTModule"),
+        ("capture.graphs", "if TYPE_CHECKING:\n    from torch_ort.ortmodule import ORTModule"),
         ("engine.compiler", "from torch_ort import ORTModule"),
         ("ortmodule.module", "from torch_ort.trainers import trainer"),
         ("optim.scaled_step", "from torch_ort.onnxruntime_training.optim import configs"),

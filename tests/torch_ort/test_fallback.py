@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 import torch_ort
 from tests.injection import at_place, into_backward, into_forward
 from torch_ort import _C
-from torch_ort.capture import joint
+from torch_ort.capture.graphs import GraphCompiler
 from torch_ort.engine import compiler
 from torch_ort.fallback import FallbackWarning
 from torch_ort.read.fx_reader import FxReader
@@ -48,7 +48,7 @@ def fails_once(function):
 
 
 INJECTIONS = {
-    "capture": lambda patch: patch.setattr(joint.Capture, "_compile_joint", unsupported),
+    "capture": lambda patch: patch.setattr(GraphCompiler, "compile_joint", unsupported),
     "convert": lambda patch: patch.setattr(FxReader, "add_nodes", unsupported),
     "pass": lambda patch: patch.setattr(compiler._C, "run_pipeline", fail),
     "plan": lambda patch: patch.setattr(compiler, "compile_session", fail),

@@ -19,7 +19,7 @@ import torch_ort
 from tests.injection import at_place
 from tests.roads import ROADS
 from torch_ort import _C
-from torch_ort.capture import joint, module
+from torch_ort.capture import captured_module, graphs
 from torch_ort.engine import compiler
 from torch_ort.fallback import FallbackWarning
 from torch_ort.read.fx_reader import FxReader
@@ -108,12 +108,12 @@ def place(name: str, passes: int = 0) -> Inject:
 
 
 PYTHON_PLACES = {
-    "capture": method(joint.Capture, "_capturing"),
+    "capture": method(graphs.GraphCompiler, "capturing"),
     "convert": method(FxReader, "add_nodes"),
     "passes": method(compiler._C, "run_pipeline"),
     "key": method(compiler, "_key"),
     "session": method(compiler, "compile_session"),
-    "layout": method(joint, "JointLayout"),
+    "layout": method(graphs, "JointLayout"),
 }
 # Tests draw eager's random numbers, for which passes are left out.
 PASSES = {
@@ -274,7 +274,7 @@ def test_conditions_of_a_later_call(error, monkeypatch):
     x = torch.randn(5, 6)
     wrapped(x)
     fail = raising(lambda: ERRORS[error](REASON))
-    monkeypatch.setattr(module.ModuleCapture, "match", fail)
+    monkeypatch.setattr(captured_module.ModuleCapture, "match", fail)
     with pytest.warns(FallbackWarning, match=REASON):
         result = wrapped(x)
     torch.testing.assert_close(result, model(x))

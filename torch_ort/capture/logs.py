@@ -52,7 +52,7 @@ def make_logger(level: LogLevel) -> logging.Logger:
     engine_logger(logger).setLevel(ENGINE_LEVELS[level])
     _let_speak(logging.getLogger("orttraining"))
     if level <= LogLevel.DEVINFO:
-        # The logger "torch_ort.recorder" logs why recordings were left to AOTAutograd.
+        # The logger "torch_ort.recorder" logs why recordings were handed over.
         of_package = logging.getLogger("torch_ort")
         of_package.setLevel(PYTHON_LEVELS[level])
         _let_speak(of_package)

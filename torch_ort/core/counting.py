@@ -27,11 +27,12 @@ def counters() -> dict[str, int]:
     engine, whatever the reason).
 
     Of the others, `graphs_recorded` counts the captured graphs that the recorder made,
-    `recordings_handed_over` those that it left to AOTAutograd (the logger "torch_ort.recorder" says
-    why), and `recorder_bugs` those left to it because of a bug of torch_ort. `products_tuned`
-    counts the kinds of matrix product whose kernels were timed (option `enable_tuning`), and
-    `products_loaded` those whose kernel was read from a file; `attentions_tuned` and
-    `attentions_loaded` are the same for attention on CUDA. `optimizer_parameters` counts
+    `recordings_handed_over` those that it handed over to AOTAutograd (the logger
+    "torch_ort.recorder" says why), and `recorder_bugs` those of them that are due to a bug of
+    torch_ort. `products_tuned` counts the kinds of matrix product whose kernels were timed (option
+    `enable_tuning`), and `products_loaded` those whose kernel was read from a file;
+    `attentions_tuned` and `attentions_loaded` are the same for attention on CUDA.
+    `optimizer_parameters` counts
     parameter updates by `torch_ort.optim`, and `optimizer_parameters_by_torch` those that its
     optimizers left to PyTorch's functions.
     """

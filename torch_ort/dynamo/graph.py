@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from torch_ort.capture.joint import Capture
+from torch_ort.capture.graphs import GraphCompiler
+from torch_ort.capture.recorded import record_and_compile
 from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.dynamo.inputs import DynamoInputs
 from torch_ort.engine import onnx_files
@@ -17,10 +18,8 @@ from torch_ort.pytorch import (
 )
 from torch_ort.pytorch.dispatch_compat import outside_inference_mode
 from torch_ort.read.descriptions import line_of
-from torch_ort.record.recorder import (
-    at_line,
-    enters_program,
-)
+from torch_ort.record.reasons import enters_program
+from torch_ort.record.recorder import at_line
 from torch_ort.steps.state import GraphState
 
 
@@ -72,28 +71,30 @@ def record_dynamo_graph(
     if dynamo_compat.calls_transforms(module.graph):
         raise HandOver("the graph calls operators that take graphs, or transforms of torch.func")
     kept = dynamo_compat.kept_inputs(module.graph)
-    capture = Capture(state.options, state, kept)
+    compiler = GraphCompiler(state, kept)
     values = dynamo_compat.symbolic_inputs(module.graph, inputs)
     with outside_inference_mode():
         given = DynamoInputs(values, module.graph)
         try:
-            return _record(capture, module, given, sources, kept)
+            return _record(compiler, module, given, sources, kept)
         except Exception as error:
             # Some of PyTorch's formulas compute with numbers that they take for known.
             if isinstance(error, NoCapture) or not given.has_numbers:
                 raise
             state.programs.clear()
         given = DynamoInputs(values, module.graph, opens_numbers=False)
-        return _record(capture, module, given, sources, kept)
+        return _record(compiler, module, given, sources, kept)
 
 
 def _record(
-    capture: Capture, module: fx.GraphModule, given: DynamoInputs,
+    compiler: GraphCompiler, module: fx.GraphModule, given: DynamoInputs,
     sources: Callable[[], Sequence[onnx_files.Source | None]], kept: frozenset[int],
 ) -> Any:  # fmt: skip
     run = _Lines(module, given).run
-    step = capture.record(run, given.inputs, sources, module.forward, new_size=given.new_size)
-    written = set(capture.recording.written) - kept
+    recording, step = record_and_compile(
+        compiler, run, given.inputs, sources, module.forward, new_size=given.new_size
+    )
+    written = set(recording.written) - kept
     if written:  # tensors of later calls may share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")
     given.tell_guards()

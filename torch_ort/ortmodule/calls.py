@@ -15,15 +15,11 @@ import torch
 
 from torch_ort import _C, fallback, options
 from torch_ort.capture import logs
-from torch_ort.capture.joint import hand_over
-from torch_ort.capture.module import (
-    HOOKS_RUN,
-    ModuleCapture,
-    ModuleState,
-    capture_module,
-    describe_call,
-    hanging_others,
-)
+from torch_ort.capture.captured_module import ModuleCapture
+from torch_ort.capture.module import HOOKS_RUN, capture_module
+from torch_ort.capture.module_function import describe_call
+from torch_ort.capture.module_state import ModuleState, replacing_tensors
+from torch_ort.capture.recorded import hand_over
 from torch_ort.core import counting, refusals
 from torch_ort.core.policy import (
     FallbackPolicy,
@@ -195,7 +191,7 @@ class Calls:
         return self._said_too_many
 
     def _find_or_capture(self, args: tuple, kwargs: dict) -> tuple[_Captured, list[Any]]:
-        with hanging_others:
+        with replacing_tensors:
             captured, flat = self._find(args, kwargs)
             return self._capture(args, kwargs) if captured is None else (captured, flat)
 
@@ -497,7 +493,7 @@ class Calls:
         _thread.is_capturing = True
         try:
             capture = capture_module(
-                self._module, args, kwargs, self._options, state, numbers=names,
+                self._module, args, kwargs, state, numbers=names,
                 places=places, are_fixed=are_fixed, run=self._run_plain,
                 functions=policy_of(self.settings), is_inside=self.is_inside,
             )  # fmt: skip

@@ -1,6 +1,8 @@
 """Operators without a schema: `auto_functionalized` becomes clone and call, the rest run in Python.
 
 The reader of FX graphs comes here with their nodes, and gives itself.
+
+What runs in Python does so in the dispatch state of eager PyTorch.
 """
 
 from __future__ import annotations

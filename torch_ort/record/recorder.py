@@ -5,20 +5,25 @@ operators that are made of others, and functionalization, which turns writes int
 arrives below them is written down, and answered by a rule (torch_ort/rules).
 
 It takes a fraction of AOTAutograd's time, and does less: `HandOver` says what is left to that.
+
+Sizes are symbols of C++ (csrc/capture/size_symbols.h), so that arithmetic on them and guards need
+no Python. A recording that cannot be right is handed over: inputs that autograd watches are
+written, numbers are read from data, transforms of torch.func are used. AOTAutograd takes longer,
+but is never wrong. If a rule raises, PyTorch is asked; if it refuses the arguments too, the error
+is the program's. Any other error is a bug: strict mode raises it, otherwise AOTAutograd captures
+after a line at level WARNING.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import operator
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +33,7 @@ from torch_ort import _C
 from torch_ort.core import autocast
 from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.core.scopes import set_here
-from torch_ort.core.user_code import Line, blamed
+from torch_ort.core.user_code import Line
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
 from torch_ort.pytorch.autograd_compat import newest_node, running_node
@@ -65,15 +70,15 @@ from torch_ort.record.backwards import (
     with_inside_alone,
 )
 from torch_ort.record.bodies import Body, ControlFlowRecorder, recording_branches
+from torch_ort.record.reasons import enters_program
 from torch_ort.record.results import OutputsTaken, Results, is_leaf
 from torch_ort.rules import answers
 from torch_ort.rules.answers import Answers, answering, leaf_of
 from torch_ort.rules.data_sizes import NewSize, example_of
 from torch_ort.rules.forms import Spec, dense_order, in_order, is_contiguous, spec_of
 from torch_ort.rules.numbers import node_of_number
-from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
+from torch_ort.rules.symbols import Symbolic
 
-_logger = logging.getLogger("torch_ort.recorder")
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 _OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Our code between the user's line and the operator.
@@ -83,56 +88,6 @@ _BETWEEN = (
     os.path.join(_OUR_FOLDER, "functions", ""),
     os.path.join(_OUR_FOLDER, "pytorch", ""),
 )
-
-
-def log_hand_over(error: Exception, is_bug: bool) -> None:
-    """Log why a capture is left to AOTAutograd; once at WARNING where it is a bug of ours."""
-    words = f"{type(error).__name__}: {error}"
-    first_line = words.splitlines()[0]
-    if is_bug and first_line not in _bugs_logged:
-        _bugs_logged.add(first_line)
-        _, line = blamed(error)
-        where = f"{line}: " if line else ""
-        _logger.warning(
-            "%sAOTAutograd captures this graph, which takes longer, since torch_ort's recorder has "
-            "a bug: %s (please report it; TORCH_ORT_STRICT=1 raises it)", where, first_line,
-        )  # fmt: skip
-    _logger.info("recorder: %s", words, exc_info=error)
-
-
-_bugs_logged: set[str] = set()
-_entries: set[CodeType] = set()
-
-
-def enters_program(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a function that calls the recorded program: errors from there may be the program's."""
-    _entries.add(function.__code__)
-    return function
-
-
-def is_reason_to_hand_over(error: Exception) -> bool:
-    """Tell whether a recording is meant to end with this error; if not, it is a bug of ours.
-
-    Meant are what says so by its type, what sizes cannot express, and errors of the recorded
-    program, which has them in eager PyTorch as well.
-    """
-    if isinstance(error, HandOver | _C.Unsupported) or is_beyond_sizes(error):
-        return True
-    return not isinstance(error, _C.Error) and _is_raised_by_program(error)
-
-
-def _is_raised_by_program(error: Exception) -> bool:
-    """Tell whether the user's code raises an error, or PyTorch as that code calls it."""
-    is_torchs = False
-    for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
-        code = frame.f_code
-        if code.co_filename.startswith(_TORCH_FOLDER) or code.co_name == "__torch_function__":
-            is_torchs = True  # a mode of ours only passes calls on
-        elif code.co_filename.startswith(_OUR_FOLDER):
-            return is_torchs and code in _entries
-        else:
-            return True
-    return True
 
 
 class RecordedGraph(torch.nn.Module):
@@ -159,7 +114,8 @@ class Recording:
     results: Results  # results of the function
     tangents: list[int]  # outputs for which a gradient comes back
     written: list[int]  # inputs that the graph writes into, none of which autograd watches
-    lying: dict[int, str]  # inputs for which no dense copy may be passed, and why
+    # Inputs that, where they are not dense, may not be replaced by a dense copy, and why.
+    uncopied: dict[int, str]
     around: autocast.State  # the autocast under which the function was called
     # Eager PyTorch runs backward under the autocast in which backward() is called. These are the
     # states in which it computes what the graph's backward does.
@@ -331,19 +287,20 @@ class _Recorder:
             else:
                 self._graph.output(tuple(values))
         made = Results(taken.results, self._inputs)
-        lying = self._lying(asked, made)
+        uncopied = self._uncopied(asked, made)
         return Recording(
-            self._module, len(outputs), made, needing, written, lying, self._around, states, inside
-        )
+            self._module, len(outputs), made, needing, written, uncopied, self._around, states,
+            inside,
+        )  # fmt: skip
 
-    def _lying(self, asked: WithoutNumbers, made: Results) -> dict[int, str]:
-        """Give inputs of which no dense copy may stand for what lies otherwise, and why."""
+    def _uncopied(self, asked: WithoutNumbers, made: Results) -> dict[int, str]:
+        """Give the inputs that no dense copy may replace where they are not dense, and why."""
         packed = [*asked.packed, *asked.reshaped]
         if any(map(is_written, packed)):
             return dict.fromkeys(self._wrapped, _WRITES_RESHAPED)
         memory = set(map(storage_key, asked.packed))
-        lying = {i for i in made.inputs if storage_key(self._wrapped[i]) in memory}
-        return dict.fromkeys(lying, _GIVES_ROW_MAJOR)
+        given = {i for i in made.inputs if storage_key(self._wrapped[i]) in memory}
+        return dict.fromkeys(given, _GIVES_ROW_MAJOR)
 
     def _placeholder(self, position: int, value: Any) -> fx.Node:
         node = self._graph.placeholder(f"primals_{position + 1}")
