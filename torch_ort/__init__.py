@@ -9,7 +9,10 @@ import torch as _torch
 
 from torch_ort import _build_info, _installed
 
-_installed.check_torch(_build_info.TORCH_VERSION, _torch.__version__)
+_installed.check_torch(
+    _build_info.TORCH_VERSION, _torch.__version__, _build_info.CXX11_ABI,
+    _torch.compiled_with_cxx11_abi(),
+)  # fmt: skip
 _installed.warn_of_namesakes(_build_info.VERSION)
 
 from torch_ort import optim  # noqa: E402

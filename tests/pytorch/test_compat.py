@@ -27,6 +27,7 @@ from torch_ort.pytorch import (
     dynamo_compat,
     graph_compat,
     module_compat,
+    patches,
     size_compat,
     trace_compat,
 )
@@ -258,6 +259,7 @@ class TestFrame:
         if results_tell_why and not dynamo_compat._RESULTS_TELL_WHY:
             pytest.skip("results of this version of torch do not tell it")
         monkeypatch.setattr(dynamo_compat, "_RESULTS_TELL_WHY", results_tell_why)
+        monkeypatch.setattr(patches.PASSED_OVER, "until", "")
 
         def nothing_to_do(x):
             return x
@@ -379,6 +381,24 @@ class TestTensors:
         assert ran == [made]
         assert autograd_compat.newest_node() == made + 2
         assert autograd_compat.running_node() is None
+
+    def test_notes_of_the_running_node(self):
+        class Same(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x * 2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                seen.append(autograd_compat.notes_of_running_node().get("note"))
+                return gradient
+
+        seen = []
+        x = Same.apply(torch.ones(2, requires_grad=True))
+        x.grad_fn.metadata["note"] = "kept"
+        x.sum().backward()
+        assert seen == ["kept"]
+        assert autograd_compat.notes_of_running_node() == {}
 
     def test_saved_tensor_hooks(self):
         seen = []

@@ -14,6 +14,7 @@ import torch
 
 import torch_ort
 from torch_ort.pytorch import patches, patching
+from torch_ort.pytorch.versions import minor
 from torch_ort.record.recorder import RecordedInputs, record
 
 FUNCTIONS = [
@@ -60,17 +61,16 @@ def test_rows_say_what_why_and_for_whom():
     assert len({row.target for row in patches.TABLE}) == len(patches.TABLE) > 20
     for row in patches.TABLE:
         assert row.why
-        assert row.versions
+        assert not (row.since and row.until) or minor(row.since) < minor(row.until)
+        assert isinstance(row, patching.Function) or not (row.since or row.until)
         assert isinstance(row.scope, patching.Scope)
         assert row.scope is not patching.Scope.PROCESS or row.stays
 
 
 @pytest.mark.parametrize("row", patches.TABLE, ids=lambda row: row.target)
 def test_torch_has_what_a_row_replaces(row):
-    if isinstance(row, patching.Addition | patching.OperatorKernels | patching.Elsewhere):
-        assert row.versions != "all" or not isinstance(row, patching.Addition)
-    else:
-        assert row.exists or row.versions != "all"
+    if not isinstance(row, patching.Addition | patching.OperatorKernels | patching.Elsewhere):
+        assert row.exists or not row.applies
 
 
 @pytest.mark.parametrize("row", UNDONE, ids=lambda row: row.target)
@@ -79,7 +79,7 @@ def test_the_last_thread_that_leaves_puts_back_what_was_there(row, another):
     here, there = ExitStack(), ExitStack()
     here.enter_context(by(row))
     ours = standing(row)
-    if isinstance(row, patching.OperatorKernels) or row.exists:
+    if isinstance(row, patching.OperatorKernels) or (row.exists and row.applies):
         assert ours is not before
     another(there.enter_context, by(row))
     here.close()

@@ -56,7 +56,8 @@ def extension_path() -> str:
 
 
 def test_recorded_versions():
-    assert torch.__version__ == _build_info.TORCH_VERSION
+    assert torch.__version__.partition("+")[0] == _build_info.TORCH_VERSION.partition("+")[0]
+    assert torch.compiled_with_cxx11_abi() is _build_info.CXX11_ABI
     assert importlib.metadata.version(_installed.DISTRIBUTION) == _build_info.VERSION
 
 
@@ -117,17 +118,31 @@ def test_another_torch_is_refused_in_words():
     with pytest.raises(
         ImportError, match=r"built for torch 2\.12\.0 but torch 2\.13\.0 is install"
     ):
-        _installed.check_torch("2.12.0", "2.13.0")
-    with pytest.raises(ImportError, match=r"2\.13\.0\+cpu.*rebuild with .*or install torch 2\.13"):
-        _installed.check_torch("2.13.0+cpu", "2.13.0+cu130")
-    _installed.check_torch("2.13.0+cpu", "2.13.0+cpu")
+        _installed.check_torch("2.12.0", "2.13.0", True, True)
+    with pytest.raises(
+        ImportError, match=r"2\.13\.1\+cpu is .*rebuild with .*or install torch 2\.13\.0$"
+    ):
+        _installed.check_torch("2.13.0+cpu", "2.13.1+cpu", True, True)
+    with pytest.raises(ImportError, match=r"built for torch 2\.14\.0a0 but torch 2\.14\.0 is"):
+        _installed.check_torch("2.14.0a0+git12", "2.14.0", True, True)
+    with pytest.raises(
+        ImportError,
+        match=r"with the C\+\+11 ABI.*but torch 2\.13\.0\+cpu is one without it; rebuild",
+    ):
+        _installed.check_torch("2.13.0", "2.13.0+cpu", True, False)
+
+
+@pytest.mark.parametrize("found", ["2.13.0", "2.13.0+cpu", "2.13.0+cu126", "2.13.0+cu130"])
+@pytest.mark.parametrize("built", ["2.13.0+cpu", "2.13.0+cu130", "2.13.0"])
+def test_all_builds_of_a_release_fit(built, found):
+    _installed.check_torch(built, found, True, True)
 
 
 def test_another_torch_is_refused_before_the_extension_is_loaded():
     result = run_python("""
 import sys, types
 fake = types.ModuleType("torch_ort._build_info")
-fake.VERSION, fake.TORCH_VERSION = "0.0.0", "1.0.0"
+fake.VERSION, fake.TORCH_VERSION, fake.CXX11_ABI = "0.0.0", "1.0.0", True
 sys.modules["torch_ort._build_info"] = fake
 try:
     import torch_ort

@@ -44,6 +44,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from torch_ort import _C
 from torch_ort.pytorch import patches
+from torch_ort.pytorch.versions import is_within
 
 # Exceptions by which Dynamo controls itself.
 _DYNAMO_SIGNALS = (
@@ -276,7 +277,7 @@ def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:
 def _sees_switched_gradients() -> bool:
     """Tell whether Dynamo may take tensors of a module for unchanged that it has not looked at."""
     is_asked_for = dynamo_config.skip_tensor_guards_with_matching_dict_tags
-    return is_asked_for and torch.__version__ >= "2.13"
+    return is_asked_for and is_within("2.13", "")
 
 
 @contextmanager
@@ -303,7 +304,7 @@ def _reasons_to_pass_over(frame: Any) -> Iterator[Callable[[ConvertFrameReturn],
         yield reason
 
 
-_RESULTS_TELL_WHY = hasattr(ConvertFrameReturn(), "skip_reason")
+_RESULTS_TELL_WHY = is_within("2.13", "")
 
 
 def _say_once(

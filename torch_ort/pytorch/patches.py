@@ -39,22 +39,22 @@ KNOWN_CONDITION = Function(
 HINT_DISPROVES = Function(
     "torch.fx.experimental.symbolic_shapes:_sym_node_hint_disproves",
     "As above: whether the value in this call rules a condition out.",
-    versions="those that have it",
+    since="2.13",
 )
 HINT_OF_GUARD = Function(
     "torch.fx.experimental.symbolic_shapes:guarding_hint_or_throw",
     "As above: the value in this call.",
-    versions="those that have it",
+    since="2.12",
 )
 HINT_OF_SIZE = Function(
     "torch.fx.experimental.symbolic_shapes:size_hint",
     "As above, under the name that it had before.",
-    versions="those that have it",
+    until="2.12",
 )
 HAS_HINT = Function(
     "torch.fx.experimental.symbolic_shapes:has_guarding_hint",
     "As above: whether there is one.",
-    versions="those that have it",
+    since="2.12",
 )
 SYMBOLS_OF_DATA = Function(
     "torch.fx.experimental.symbolic_shapes:free_unbacked_symbols",
@@ -63,7 +63,6 @@ SYMBOLS_OF_DATA = Function(
 LIES_LIKE_IMAGES = Function(
     "torch._prims_common:are_strides_like_channels_last_or_false",
     "As above: whether strides are those of images with channels last, which it takes for unknown.",
-    versions="those that have it",
 )
 FLOOR_DIVISION = Function(
     "torch._meta_registrations:div_rtn",
@@ -73,14 +72,13 @@ FLOOR_DIVISION = Function(
 EXPANDED_SIZES = Function(
     "torch.nn.functional:_infer_size",
     "It takes no symbols; the loss that calls it expands its weights.",
-    versions="those that have it",
+    until="2.13",
 )
 SYM_SUM = Addition(
     "torch._C:_SymNode.sym_sum",
     "PyTorch's Python calls it on the nodes of sizes, and those of C++ lack it.",
-    versions="those that lack it",
 )
-TRUNC = Addition("torch._C:_SymNode.trunc", "As above.", versions="those that lack it")
+TRUNC = Addition("torch._C:_SymNode.trunc", "As above.")
 LSTM_LAYER = Function(
     "torch._decomp.decompositions:one_layer_lstm",
     "Before torch 2.13, its states have a dim more than those of the kernel.",
@@ -159,7 +157,7 @@ FAKE_TENSOR_LOG = Function(
 PASSED_OVER = Function(
     "torch._dynamo.convert_frame:compile_frame",
     "Tells why Dynamo passes over a function, as long as that is compiled for our backend.",
-    versions="those in which the result for a function does not tell it",
+    until="2.13",
 )
 RECOMPILE_LIMIT = Function(
     "torch._dynamo.convert_frame:exceeds_recompile_limit",
@@ -250,7 +248,7 @@ LEFT_ALONE = Names(
 ALLOCATOR = Elsewhere(
     "c10:SetCPUAllocator",
     "Results of kernels that allocate them are made in their place of the plan "
-    "(csrc/run/placement.cpp). Threads that run no such kernel get torch's own memory.",
+    "(csrc/run/memory/placement.cpp). Threads that run no such kernel get torch's own memory.",
     scope=Scope.PROCESS,
     stays="It serves tensors that may outlive everything else; it comes with the first plan that "
     "places such a result.",

@@ -22,6 +22,9 @@ from typing import Any
 import torch
 from torch._dynamo.types import FrameAction, FrameExecStrategy
 
+from torch_ort._C import Unsupported
+from torch_ort.pytorch.versions import TESTED, is_within
+
 
 class Scope(enum.Enum):
     """Who finds something else in torch."""
@@ -40,9 +43,9 @@ _lock = threading.RLock()
 _KEY = "torch_ort_patches"
 # Nothing of ours may stay with a thread after a capture. PyTorch passes it to threads of its own.
 # When such a thread ends, it waits for Python's lock to release the object. A thread that destroys
-# a process group may hold this lock while it waits for that thread. Before torch 2.12 the object
+# a process group may hold this lock while it waits for that thread. Before torch 2.13 the object
 # cannot be removed.
-_CAN_TAKE_BACK = hasattr(torch._C, "_remove_obj_from_tls")
+_CAN_TAKE_BACK = is_within("2.13", "")
 
 
 def _stash_takes_a_reference() -> bool:
@@ -113,16 +116,18 @@ def _with(patch: Patch, ours: Any) -> Iterator[None]:
 class Patch:
     """A row: one attribute of an object of torch's, written as `module:object.attribute`.
 
-    `stays` says why it is not undone; empty: it is, by the last thread that leaves.
+    It is in versions of torch `since` one and before `until` another; empty: there is no such
+    limit. `stays` says why it is not undone; empty: it is, by the last thread that leaves.
     """
 
     def __init__(
-        self, target: str, why: str, *, versions: str = "all", scope: Scope = Scope.THREAD,
-        stays: str = "",
+        self, target: str, why: str, *, since: str = "", until: str = "",
+        scope: Scope = Scope.THREAD, stays: str = "",
     ) -> None:  # fmt: skip
         self.target = target
         self.why = why
-        self.versions = versions
+        self.since = since
+        self.until = until
         self.scope = scope
         self.stays = stays
         self._num_inside = 0
@@ -143,7 +148,24 @@ class Patch:
     @property
     def exists(self) -> bool:
         """Tell whether the attribute exists now."""
-        return hasattr(*self.place)
+        try:
+            return hasattr(*self.place)
+        except (ImportError, AttributeError):
+            return False
+
+    @property
+    def applies(self) -> bool:
+        """Tell whether this version of torch is one of the row's."""
+        return is_within(self.since, self.until)
+
+    def check(self) -> None:
+        """Raise Unsupported if this version of torch lacks what it should have."""
+        if not self.exists:
+            raise Unsupported(
+                f"torch {torch.__version__} has no {self.target.replace(':', '.')}, which "
+                f"torch_ort replaces while it captures; it is tested with torch "
+                f"{' and '.join(TESTED)}"
+            )
 
     def _own(self) -> Any:
         owner, name = self.place
@@ -152,6 +174,7 @@ class Patch:
     @contextmanager
     def _in_place(self, make: Callable[[Any], Any]) -> Iterator[None]:
         """Replace the attribute by what `make` makes of torch's own, which asks for its caller."""
+        self.check()
         with _lock:
             if self._num_inside == 0:
                 self._put(make)
@@ -193,7 +216,8 @@ class Function(Patch):
     def by(self, ours: Callable[..., Any]) -> AbstractContextManager[None]:
         """Call `ours(theirs, ...)` in this thread, where `theirs` is what it would call otherwise.
 
-        Does nothing where this version of torch lacks the function.
+        Does nothing in versions of torch that are none of the row's. Raises Unsupported if one of
+        these lacks the function.
         """
         return self._by(ours) if self._takes_part() else _nothing()
 
@@ -220,7 +244,7 @@ class Function(Patch):
                 self._put(lambda theirs: functools.wraps(theirs)(_passing(ours, theirs)))
 
     def _takes_part(self) -> bool:
-        return self.exists
+        return self.applies
 
     def _asking(self, theirs: Callable[..., Any]) -> Any:
         @functools.wraps(theirs)
@@ -245,6 +269,9 @@ def _nothing() -> Iterator[None]:
 
 class Addition(Function):
     """A method that a class of torch's lacks; where a version of torch has it, that is called."""
+
+    def check(self) -> None:
+        """Do nothing: it is ours."""
 
     def _takes_part(self) -> bool:
         return not self.exists or self._num_inside > 0
