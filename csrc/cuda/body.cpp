@@ -196,7 +196,7 @@ class Maker {
         add_sum(static_cast<int>(i), sum->second.first, *sum->second.second);
         continue;
       }
-      for (const auto& [value, layout, begin] : bound_.leaving(i)) {
+      for (const auto& [value, layout, begin] : bound_.parts_of_output(i)) {
         add_store(static_cast<int>(i), value_of(value), layout, begin);
       }
     }
@@ -275,6 +275,30 @@ std::vector<int> Body::reductions_of(int pass) const {
     }
   }
   return found;
+}
+
+int Body::sum_of_exponentials(int largest) const {
+  if (values[largest].reduction != Reduction::kMax) return -1;
+  const auto is = [this](int value, Pointwise op) {
+    return values[value].kind == Kind::kPointwise && values[value].op == op;
+  };
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i].kind != Kind::kReduced || values[i].reduction != Reduction::kSum) continue;
+    const int exponential = values[i].operands[0];
+    if (!is(exponential, Pointwise::kExp)) continue;
+    const int difference = values[exponential].operands[0];
+    const std::vector<int> wanted = {values[largest].operands[0], largest};
+    if (is(difference, Pointwise::kSub) && values[difference].operands == wanted) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+bool Body::is_at_label(int reduced) const {
+  const Value& value = values[reduced];
+  return value.reduction == Reduction::kPick ||
+         (value.reduction == Reduction::kSum && values[value.operands[0]].kind == Kind::kScatter);
 }
 
 int Body::bytes_in_registers(const Value& value, int bytes_of_number) const {

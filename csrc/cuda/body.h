@@ -77,6 +77,11 @@ struct Body {
   std::vector<bool> read_again() const;
   // The reductions along the row that a pass computes.
   std::vector<int> reductions_of(int pass) const;
+  // The sum along the row of the exponentials of what the value is the largest of, less that; -1 if
+  // there is none.
+  int sum_of_exponentials(int largest) const;
+  // Whether the value is a reduction to which only the column of a label adds anything.
+  bool is_at_label(int reduced) const;
   // Whether the value is read from memory, where it has the dtype of an operand.
   static bool is_read(const Value& value) {
     return value.kind == Value::Kind::kInput || value.kind == Value::Kind::kGather;

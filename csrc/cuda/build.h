@@ -1,6 +1,11 @@
 // Compiles kernels from source texts. A process compiles a text once for each architecture. It
 // starts when the text is first named, on threads that need no GIL; callers that need the kernel
 // wait. Cubins are cached in files (disk_cache.h) for later processes.
+//
+// A caller that needs a kernel before a thread has started on it compiles it itself, so that nobody
+// waits for a queue. Texts are made to compile quickly: what seldom runs is not unrolled, all sums
+// of columns are finished by the same code, and sorting is one kernel. If a text does not compile,
+// that is Unsupported, since the likely cause is another version of NVRTC.
 #pragma once
 
 #include "cuda/driver.h"

@@ -1,5 +1,8 @@
 // Puts numbers into device memory for kernels, for lists that are too long for arguments of a
 // kernel.
+//
+// Kernels write the words from their own arguments. A copy from host memory would be read again
+// when a captured CUDA graph is replayed.
 #pragma once
 
 #include "cuda/driver.h"

@@ -1,5 +1,10 @@
 // A cache of cubins in a folder of the user, for later processes. It may be deleted at any time,
 // many processes may write to it at once, and nothing that another user could have written is used.
+//
+// Cubins are code that will run. So a file is used only if nobody else could write to it or to its
+// folder, if its checksum is right, and if it contains the whole key: text, architecture, flags,
+// build of NVRTC. Files get their final names when they are complete, so ranks need no lock.
+// Anything wrong with a file costs only a compilation.
 #pragma once
 
 #include "cuda/nvrtc.h"

@@ -1,4 +1,13 @@
 // libcuda, loaded at run time: devices, modules, launches. Needs no header of CUDA.
+//
+// Neither it nor NVRTC is linked: both are loaded by dlopen at their first use. So one build runs
+// with and without a GPU, with PyTorch for CUDA or for the CPU.
+//
+// After a kernel has failed, nothing runs in its CUDA context any more, eager PyTorch included. A
+// fallback would only replace the error by a later and vaguer one of PyTorch, so a lost device is
+// raised (DeviceError). CUDA reports a failure at some later call, so all further errors say where
+// it was noticed first. A launch that the driver refuses does no harm: that is an InternalError,
+// and eager PyTorch takes over.
 #pragma once
 
 #include "cuda/forked.h"

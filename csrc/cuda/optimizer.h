@@ -1,6 +1,11 @@
 // One optimizer step over many tensors of a GPU at once. One kernel computes the rules of the step,
 // from numbers that may be on the device. Then one kernel for each combination of dtypes updates
 // all tensors. The formulas are those of cpu/kernels.h; their text is optimizer.cuh.
+//
+// All inputs of the step may be on the device: the scale, infinities, learning rates and step
+// counts. So nothing waits for the device, and a CUDA graph can contain the step. Settings are
+// arguments, so new ones need no compilation. Addresses are too many for arguments
+// (device_words.h).
 #pragma once
 
 #include "ir/type.h"

@@ -486,6 +486,31 @@ INLINE wide reduce_parts(const wide* parts, index_t count, wide* shared) {
   return reduce_row<Op, TX>(x, shared);
 }
 
+// Adds numbers to the largest one of a row and to the sum of the exponentials of all, less the
+// largest. So one pass finds both numbers of a softmax: Milakov and Gimelshein, "Online normalizer
+// calculation for softmax", 2018.
+template <int N>
+INLINE void add_exponentials(wide& largest, wide& sum, const wide (&x)[N]) {
+  wide now = largest;
+#pragma unroll
+  for (int i = 0; i < N; ++i) now = Max(now, x[i]);
+  // As long as all numbers are -infinity they add nothing. If the whole row is, its sum is NaN,
+  // which the difference of two infinities gives in the end.
+  if (now == -infinity()) return;
+  if (now != largest) sum *= Exp(Sub(largest, now));
+#pragma unroll
+  for (int i = 0; i < N; ++i) sum += Exp(Sub(x[i], now));
+  largest = now;
+}
+
+// Joins what TX threads along a row have found. See reduce_row.
+template <int TX>
+INLINE void join_exponentials(wide& largest, wide& sum, wide* shared) {
+  const wide of_thread = largest;
+  largest = reduce_row<Largest, TX>(largest, shared);
+  sum = reduce_row<Sum, TX>(sum * Exp(Sub(of_thread, largest)), shared);
+}
+
 // Sums over all threads of a block; the first of them gets the sum.
 template <int TX, int TY>
 INLINE wide sum_block(wide x, wide* shared) {

@@ -20,9 +20,11 @@ constexpr int kVectorsOfStep = 2, kVectorsOfSummedStep = 1;
 constexpr int kKeptBytes = 448;    // of a thread at most: 112 of the 128 registers that it may have
 constexpr int kUsualBytes = 256;   // of a thread, unless a row would need too many threads
 constexpr int kStripThreads = 32;  // along a row that is cut into strips and summed over rows
-// So many rows are summed into one line of partial sums, which costs one write and one read. With
-// at most so many rows for a thread, rounding errors stay small.
-constexpr int64_t kRowsPerSum = 32, kMostRowsPerThread = 256;
+// At least so many rows are summed into one line of partial sums, which costs one write and one
+// read; fewer where that would leave less than so many blocks. With at most so many rows for a
+// thread, rounding errors stay small.
+constexpr int64_t kRowsPerSum = 32, kFewestRowsPerSum = 4, kBlocksOfSums = 256;
+constexpr int64_t kMostRowsPerThread = 256;
 constexpr int64_t kBlocksWanted = 1024;   // about eight for each multiprocessor of a large GPU
 constexpr int64_t kRowsOfPlainBlock = 4;  // for each line of threads, if nothing is summed
 // With so few rows of so many columns, one block for each would leave most of a GPU idle for longer
@@ -93,6 +95,12 @@ void choose_strips(const Work& work, Geometry& result) {
   result.strips = std::max<int64_t>(1, ceil_div(vectors, result.threads_x));
 }
 
+// A total is one number for each block, which costs nothing.
+int64_t rows_per_sum(const Work& work, const Geometry& geometry) {
+  if (!work.sums_columns) return 1;
+  return std::clamp(work.rows * geometry.strips / kBlocksOfSums, kFewestRowsPerSum, kRowsPerSum);
+}
+
 }  // namespace
 
 Geometry choose_geometry(const Work& work) {
@@ -115,7 +123,7 @@ Geometry choose_geometry(const Work& work) {
   } else if (sums) {
     const int64_t blocks =
         std::max<int64_t>(1, kBlocksWanted / std::max<int64_t>(1, result.strips * work.groups));
-    const int64_t wanted = std::max(kRowsPerSum, ceil_div(rows, blocks));
+    const int64_t wanted = std::max(rows_per_sum(work, result), ceil_div(rows, blocks));
     result.rows_per_block = std::min(ceil_div(wanted, lines), kMostRowsPerThread) * lines;
   } else {
     result.rows_per_block = lines * (work.reduces_rows ? 1 : kRowsOfPlainBlock);

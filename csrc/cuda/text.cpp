@@ -170,7 +170,8 @@ class Writer {
     return value.kind == Kind::kScatter ? value.operands[0] : value.operands[1];
   }
   std::string label_name(int value) const {
-    const Value& each = at(value);
+    const bool is_sum = at(value).kind == Kind::kReduced && at(value).operands.size() == 1;
+    const Value& each = is_sum ? at(at(value).operands[0]) : at(value);
     const int label = label_of(each);
     return each.has_ignored ? concat("label", label, "_but_", each.ignored < 0 ? "minus_" : "",
                                      std::abs(each.ignored))
@@ -368,7 +369,11 @@ class Writer {
     }
     for (int pass = 0; pass <= body_.last_pass + 1; ++pass) {
       write_row_values(pass);
-      if (pass > body_.last_pass) continue;
+      if (pass > body_.last_pass || largest_of_joined(pass - 1) >= 0) continue;
+      if (const int largest = largest_of_joined(pass); largest >= 0) {
+        write_joined_pass(pass, largest);
+        continue;
+      }
       write_pass(pass);
       for (int value : body_.reductions_of(pass)) finish_reduction(value);
     }
@@ -636,6 +641,14 @@ class Writer {
           ") {");
   }
 
+  // The only step of the loop that has the column of the label, or any one if no column has it.
+  void open_step_of(const std::string& label) {
+    const std::string place =
+        concat("max(", label, shape_.shift > 0 ? " + shift" : "", ", index_t(0))");
+    out()("if (const index_t begin = ", place, " / ", shape_.width(), " * ", shape_.width(),
+          "; is_row) {");
+  }
+
   // By how many elements the row begins into a vector. It is the product of small numbers, so that
   // no number of rows is too large.
   std::string shift_of_row(int shift) const {
@@ -715,16 +728,14 @@ class Writer {
     const bool is_last = pass == body_.last_pass;
     const bool writes = is_last && (has_full_stores() || has_full_sums());
     if (reduced.empty() && !writes) return;
-    for (int value : reduced) {
-      noted(value, "wide ", name(value), " = ", operation(at(value).reduction), "::start();");
-    }
+    for (int value : reduced) write_start(value);
     read_first_ = read_first(needed);
-    if (shape_.loops) open_loop();
-    write_first_reads(needed);
-    open_vectors_of_row();
-    for (int value : needed) {
-      if (!is_hoisted(value) && !read_first_[value]) write_load(value);
+    if (is_at_one_label(reduced) && !writes) {
+      open_step_of(label_name(reduced[0]));
+    } else if (shape_.loops) {
+      open_loop();
     }
+    open_vectors_of_pass(needed);
     if (is_last) declare_stored();
     open_lanes();
     for (int value : needed) write_lane(value);
@@ -738,6 +749,72 @@ class Writer {
     if (shape_.loops) out()("}");
     for (int value : needed) {
       if (is_kept_[value]) made_[value] = true;
+    }
+  }
+
+  // Whether whole blocks go over a row in a loop, once for each pass.
+  bool loops_over_rows() const { return shape_.loops && !shape_.is_split; }
+
+  // Whether a loop may be left out, since all reductions are of the column of the same label.
+  bool is_at_one_label(const std::vector<int>& reduced) const {
+    return loops_over_rows() && !reduced.empty() &&
+           std::all_of(reduced.begin(), reduced.end(), [&](int value) {
+             return body_.is_at_label(value) && label_name(value) == label_name(reduced[0]);
+           });
+  }
+
+  // The largest number of a row, if the pass computes it together with the sum of exponentials, so
+  // that the pass after it has nothing to do; else -1. In registers a row is read but once in any
+  // case.
+  int largest_of_joined(int pass) const {
+    if (pass < 0 || pass >= body_.last_pass || !loops_over_rows()) return -1;
+    if (pass + 1 == body_.last_pass && (has_full_stores() || has_full_sums())) return -1;
+    const std::vector<int> next = body_.reductions_of(pass + 1);
+    for (int value : body_.reductions_of(pass)) {
+      if (next.size() == 1 && body_.sum_of_exponentials(value) == next[0]) return value;
+    }
+    return -1;
+  }
+
+  // Writes a pass and the one after it as one.
+  void write_joined_pass(int pass, int largest) {
+    const int sum = body_.sum_of_exponentials(largest);
+    std::vector<int> others = body_.reductions_of(pass);
+    std::erase(others, largest);
+    const std::vector<int> needed = body_.needed_in(pass, made_);
+    noted(largest, "wide ", name(largest), " = Largest::start();");
+    noted(sum, "wide ", name(sum), " = Sum::start();");
+    for (int value : others) write_start(value);
+    read_first_ = read_first(needed);
+    open_loop();
+    open_vectors_of_pass(needed);
+    out()("wide each[", shape_.vector, "];");
+    open_lanes();
+    for (int value : needed) write_lane(value);
+    const std::string number = ref(at(largest).operands[0]), exists = condition_of_lanes();
+    out()("each[i] = ", exists.empty() ? number : concat(exists, " ? ", number, " : -infinity()"),
+          ";");
+    if (!others.empty()) write_guard_of_lanes();
+    for (int value : others) write_reduction(value);
+    out()("}");
+    out()("add_exponentials(", name(largest), ", ", name(sum), ", each);");
+    out()("}");
+    out()("}");
+    noted(sum, "join_exponentials<", shape_.threads_x, ">(", name(largest), ", ", name(sum),
+          ", shared);");
+    for (int value : others) finish_reduction(value);
+  }
+
+  void write_start(int value) {
+    noted(value, "wide ", name(value), " = ", operation(at(value).reduction), "::start();");
+  }
+
+  // Reads what the pass needs, and opens its loop over vectors.
+  void open_vectors_of_pass(const std::vector<int>& needed) {
+    write_first_reads(needed);
+    open_vectors_of_row();
+    for (int value : needed) {
+      if (!is_hoisted(value) && !read_first_[value]) write_load(value);
     }
   }
 
@@ -814,11 +891,13 @@ class Writer {
   // Elements of a vector that do not exist add nothing to a reduction or a total. What is computed
   // of them otherwise, nobody reads: not even the sum of a column, whose line has whole vectors.
   void write_guard_of_lanes() {
-    if (shape_.shift > 0) {
-      out()("if (!is_within(column + i, columns)) continue;");
-    } else if (shape_.has_tail) {
-      out()("if (column + i >= columns) continue;");
-    }
+    const std::string exists = condition_of_lanes();
+    if (!exists.empty()) out()("if (!(", exists, ")) continue;");
+  }
+  // Whether an element of a vector exists; empty if all do.
+  std::string condition_of_lanes() const {
+    if (shape_.shift > 0) return "is_within(column + i, columns)";
+    return shape_.has_tail ? "column + i < columns" : "";
   }
 
   void write_lane(int value) {
@@ -856,7 +935,8 @@ class Writer {
     check_label(value);
   }
   void check_label(int value) {
-    if (at(value).reduction != Reduction::kPick) return;
+    const bool is_pick = at(value).reduction == Reduction::kPick;
+    if (!is_pick && !(loops_over_rows() && body_.is_at_label(value))) return;
     out()("if (", label_name(value), " == kBad) ", name(value), " = not_a_number();");
   }
 
@@ -903,14 +983,14 @@ class Writer {
       const RowsSum& sum = body_.sums[i];
       if (sum.is_total) continue;
       const char* const place = shape_.loops ? "[column + i]" : "[e][i]";
-      leaving(sum.to, "sum", i, place, " += ", ref(sum.value), ";");
+      noted_output(sum.to, "sum", i, place, " += ", ref(sum.value), ";");
     }
   }
   void write_totals() {
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       const RowsSum& sum = body_.sums[i];
       if (sum.is_total && !sum.is_of_rows) {
-        leaving(sum.to, "sum", i, " += ", ref(sum.value), ";");
+        noted_output(sum.to, "sum", i, " += ", ref(sum.value), ";");
       }
     }
   }
@@ -920,11 +1000,11 @@ class Writer {
       if (!store.is_full) continue;
       const std::string from = is_stored_as_it_is(store) ? array(store.value) : concat("result", i);
       if (plan_.store_vectors[i]) {
-        leaving(store.to, "store(to", i, " + ", vector_offset(store.to, concat("out", i)), ", ",
-                from, left(), ");");
+        noted_output(store.to, "store(to", i, " + ", vector_offset(store.to, concat("out", i)),
+                     ", ", from, left(), ");");
       } else {
-        leaving(store.to, "store_each(to", i, ", ", from, ", [&](int i) { return ",
-                column_offset(store.to, concat("out", i), "(column + i)"), "; });");
+        noted_output(store.to, "store_each(to", i, ", ", from, ", [&](int i) { return ",
+                     column_offset(store.to, concat("out", i), "(column + i)"), "; });");
       }
     }
   }
@@ -936,14 +1016,14 @@ class Writer {
     for (size_t i = 0; i < body_.stores.size(); ++i) {
       const Store& store = body_.stores[i];
       if (store.is_full) continue;
-      leaving(store.to, "if (", first, ") out", i, "[",
-              offset(store.to.rows, concat("out", i, "_row"), "row"), "] = narrow<",
-              element(store.to.dtype), ">(", ref(store.value), ");");
+      noted_output(store.to, "if (", first, ") out", i, "[",
+                   offset(store.to.rows, concat("out", i, "_row"), "row"), "] = narrow<",
+                   element(store.to.dtype), ">(", ref(store.value), ");");
     }
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       const RowsSum& sum = body_.sums[i];
       if (!sum.is_of_rows) continue;
-      leaving(sum.to, "if (", first, ") sum", i, " += ", ref(sum.value), ";");
+      noted_output(sum.to, "if (", first, ") sum", i, " += ", ref(sum.value), ";");
     }
   }
 
@@ -1009,7 +1089,7 @@ class Writer {
     int64_t total = 0;
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       if (!body_.sums[i].is_total) continue;
-      leaving(body_.sums[i].to, "if (blockIdx.y == ", i, ") {");
+      noted_output(body_.sums[i].to, "if (blockIdx.y == ", i, ") {");
       out()("if (column == 0) finish_one(", place_of_sum(i), ", totals + group * count * ",
             result_.partial_totals, " + ", total++, ", count, ", result_.partial_totals,
             ", shared);");
@@ -1035,9 +1115,9 @@ class Writer {
     for (size_t i = 0; i < body_.sums.size(); ++i) {
       const Access& to = body_.sums[i].to;
       if (body_.sums[i].is_total) continue;
-      leaving(to, "if (blockIdx.y == ", i, ") (", place_of_sum(i), ")[",
-              column_offset(to, concat("sum", i), "at"), "] = narrow<", element(to.dtype),
-              ">(sum);");
+      noted_output(to, "if (blockIdx.y == ", i, ") (", place_of_sum(i), ")[",
+                   column_offset(to, concat("sum", i), "at"), "] = narrow<", element(to.dtype),
+                   ">(sum);");
     }
   }
 
@@ -1085,7 +1165,7 @@ class Writer {
   }
   // Writes a line with a note that names the output which it writes.
   template <typename... Parts>
-  void leaving(const Access& to, const Parts&... parts) {
+  void noted_output(const Access& to, const Parts&... parts) {
     out_->noted(concat(parts...), concat("output '", body_.output_names[to.result], "'"));
   }
 

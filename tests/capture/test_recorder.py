@@ -15,7 +15,8 @@ from torch_ort import _C
 from torch_ort.core.refusals import HandOver
 from torch_ort.dynamo.inputs import DynamoInputs
 from torch_ort.pytorch.dispatch_compat import shape_questions_answered
-from torch_ort.record.recorder import RecordedInputs, Recording, is_reason_to_hand_over, record
+from torch_ort.record.reasons import is_reason_to_hand_over
+from torch_ort.record.recorder import RecordedInputs, Recording, record
 from torch_ort.rules import answers
 from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
 
@@ -384,6 +385,29 @@ def test_a_rule_that_asks_for_a_fraction_of_a_size_leaves_it_to_pytorch(ask, mon
     with shape_questions_answered(), pytest.raises(RuntimeError, match=FRACTION) as raised:
         ask(asked[0])
     assert is_beyond_sizes(raised.value)
+
+
+@pytest.mark.parametrize("is_symbolic", [False, True])
+def test_pytorch_is_asked_once_for_calls_of_one_form(is_symbolic, monkeypatch):
+    asked, ask = [], answers._ask_pytorch
+
+    def counted(func, args, kwargs):
+        if func in (aten.logcumsumexp.default, aten.cumprod.default):
+            asked.append((func, args[1]))
+        return ask(func, args, kwargs)
+
+    def forward(w, x):
+        for _ in range(3):
+            x = torch.logcumsumexp(w.detach() * x, 1)
+        # Another dim, dtype, order in memory or operator makes another form.
+        others = x.logcumsumexp(0), x.double().logcumsumexp(1), x.t().logcumsumexp(1), x.cumprod(1)
+        return sum(each.sum() for each in (x, *others))
+
+    monkeypatch.setattr(answers, "_ask_pytorch", counted)
+    recording, *_ = record_module(Wrong(forward), (numbers(3, 4),), is_symbolic)
+    again = aten.logcumsumexp.default
+    assert asked == [(again, 1), (again, 0), (again, 1), (again, 1), (aten.cumprod.default, 1)]
+    assert len(recording.module.graph.find_nodes(op="call_function", target=again)) == 6
 
 
 def test_bugs_of_sizes_are_no_reason_to_hand_over():

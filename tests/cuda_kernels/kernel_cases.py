@@ -349,6 +349,77 @@ def loss_grad(rows: int, columns: int) -> Case:
     )
 
 
+def infinite_exponentials(columns: int, dtype: torch.dtype = torch.float32) -> Case:
+    """Largest numbers and sums of exponentials, where numbers are infinite or NaN."""
+
+    def given():
+        x = numbers(8, columns, dtype=dtype)
+        x[1, : columns - 5] = -torch.inf  # whole threads have nothing
+        x[2] = -torch.inf
+        x[3, 7], x[4, -1] = torch.inf, torch.nan
+        x[5] += 3e4  # as large as float16 permits
+        x[6] = -torch.arange(columns) / 100.0  # the largest number is the first
+        x[7] = torch.arange(columns) / 1000.0  # the last
+        return {"x": x}
+
+    def want(x):
+        largest = x.amax(-1, keepdim=True)
+        return {"m": largest, "s": (x - largest).exp().sum(-1, keepdim=True), "n": (-x).amax(-1)}
+
+    kind = {torch.float32: "float", torch.bfloat16: "bfloat16"}[dtype]
+    return Case(
+        {"x": f"{kind}[N,C]"},
+        [
+            "w = Cast <to = 1> (x)",
+            "m = ReduceMax (w, last)",
+            "minus = Neg (w)",
+            "n = ReduceMax <keepdims = 0> (minus, last)",
+            "c = Sub (w, m)",
+            "e = Exp (c)",
+            "s = ReduceSum (e, last)",
+        ],
+        ["m", "s", "n"],
+        given,
+        want,
+        types={"w": "float[N,C]"},
+        near=0,
+    )
+
+
+def softmax_loss_grad(rows: int, columns: int, is_bad: bool = False) -> Case:
+    """Sums along rows of what a label alone adds to, in rows that are read in a loop."""
+
+    def given():
+        label = labels_of(rows, columns)
+        if is_bad:
+            label[2], label[3] = columns, -1
+        return {"p": numbers(rows, columns).log_softmax(-1), "label": label, "g": numbers(rows)}
+
+    def want(p, label, g):
+        outside = (label == columns) | (label == -1)
+        counts = (label >= 0) & ~outside
+        of_label = g.where(counts, 0.0).masked_fill(outside, torch.nan)
+        back = torch.zeros_like(p).scatter(1, label.where(counts, 0)[:, None], of_label[:, None])
+        back[outside] = torch.nan
+        return {"y": back - p.exp() * of_label[:, None]}
+
+    return Case(
+        {"p": "float[N,C]", "label": "int64[N]", "g": "float[N]"},
+        [
+            "back = torch_ort.RowScatter <ignore_index = -100> (label, g)",
+            "sum = ReduceSum (back, last)",
+            "e = Exp (p)",
+            "q = Mul (e, sum)",
+            "y = Sub (back, q)",
+        ],
+        ["y"],
+        given,
+        want,
+        types={"back": "float[N,C]"},
+        tells_fault=is_bad,
+    )
+
+
 def column_dots(rows: int, columns: int) -> Case:
     """Sums over rows that end with a part of a vector, and begin at different places of vectors."""
 
@@ -622,6 +693,15 @@ CASES: dict[str, Callable[[], Case]] = {
     "loss_of_cut_rows": functools.partial(loss, 35, 1101),
     "loss_of_very_long_cut_rows": functools.partial(loss, 5, 20481),
     "loss_of_padded_rows": functools.partial(loss, 35, 1101, 3),
+    "infinite_exponentials": functools.partial(infinite_exponentials, 1100),
+    "infinite_exponentials_of_very_long_rows": functools.partial(infinite_exponentials, 17000),
+    "infinite_exponentials_of_very_long_cut_rows": functools.partial(
+        infinite_exponentials, 33001, torch.bfloat16
+    ),
+    "softmax_loss_grad": functools.partial(softmax_loss_grad, 9, 1101),
+    "softmax_loss_grad_of_very_long_rows": functools.partial(softmax_loss_grad, 9, 20000),
+    "softmax_loss_grad_of_very_long_cut_rows": functools.partial(softmax_loss_grad, 9, 20481),
+    "bad_labels_of_very_long_rows": functools.partial(softmax_loss_grad, 9, 20481, True),
     "loss_grad_of_cut_rows": functools.partial(loss_grad, 37, 1301),
     # Rows of which each is cut in another way.
     "column_dots": functools.partial(column_dots, 75, 1301),

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_ort
 
@@ -44,6 +45,19 @@ def test_trains_like_eager(compare_training, dtype, settings):
     compare_training(
         lambda: Attention(**settings).to(dtype),
         lambda step: torch.randn(3, 10 + step, 32, dtype=dtype, requires_grad=True),
+    )
+    counters = torch_ort.counters()
+    assert counters["graphs_recorded"] == counters["graphs_captured"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_cudnn_where_pytorch_prefers_it(compare_training, dropout, dtype):
+    order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+    compare_training(
+        lambda: Attention(dropout).to(dtype),
+        lambda step: torch.randn(3, 10 + step, 32, dtype=dtype, requires_grad=True),
+        forward_context=lambda: sdpa_kernel(order, set_priority=True),
     )
     counters = torch_ort.counters()
     assert counters["graphs_recorded"] == counters["graphs_captured"]

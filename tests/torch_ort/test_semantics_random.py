@@ -124,7 +124,8 @@ def test_order_of_draws(compare_training):
         third = F.dropout(x, 0.5)
         return x * second + third, first
 
-    compare_training(lambda: function, rows, **EXACT)
+    # A GPU joins the product and the sum into one operation, which rounds once.
+    compare_training(lambda: function, rows)
 
 
 def test_equal_draws_are_not_merged(compiled, device):

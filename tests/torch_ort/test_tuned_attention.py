@@ -34,6 +34,20 @@ TESTS = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
+def flash_before_the_others() -> Iterator[None]:
+    """Let PyTorch prefer the kernels in one order on all GPUs; on a few it would take cuDNN's."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    attention_times.have_order_set(torch.device("cuda", 0))
+    order = torch._C._get_sdp_priority_order()
+    first = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    with sdpa_kernel([*first, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION], set_priority=True):
+        yield
+    assert torch._C._get_sdp_priority_order() == order
+
+
+@pytest.fixture(autouse=True)
 def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give each test a process that has measured and read nothing."""
     for name in ("ENABLE_TUNING", "MAX_TUNING_DURATION_MS", "TUNING_RESULTS_PATH"):
@@ -369,12 +383,16 @@ class TestChoice:
         assert choice.kernel == "efficient"
 
     def test_masks(self, times):
-        """Flash takes none: there is nothing to choose from."""
+        """Flash takes none: without cuDNN there is nothing to choose from."""
         mask = torch.ones(16, 16, dtype=torch.bool, device="cuda").tril()
         bias = torch.randn(16, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        for each in (mask, bias):
-            got = kernels(tuned(attend), inputs(), each)
-            assert got == ["efficient", "efficient_backward"]
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            for each in (mask, bias):
+                got = kernels(tuned(attend), inputs(), each)
+                assert got == ["efficient", "efficient_backward"]
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(True)
         assert count("attentions_tuned") == 0
         assert attention.choices() == {}
         assert times.runs == []
@@ -520,6 +538,13 @@ class TestSettings:
         assert count("attentions_tuned") == (not exact)
         # Without dropout no numbers are drawn.
         assert kernels(tuned(attend, exact_random=exact), inputs())[:1] == ["efficient"]
+
+    @pytest.mark.parametrize("fastest", ["flash", "cudnn", "efficient"])
+    def test_all_kernels_drop(self, fastest, times):
+        times.us[fastest] = 1
+        got = kernels(tuned(lambda x: attend(x, dropout_p=0.5), exact_random=False), inputs())
+        assert got == [fastest, f"{fastest}_backward"]
+        assert count("graphs_recorded") == 1
 
     @pytest.mark.parametrize("road", ROADS)
     @pytest.mark.parametrize("dropout_p", [0.0, 0.5])

@@ -144,6 +144,23 @@ def test_a_traced_module_trains_as_the_plain_one(compare, traced, name):
     compare(make_model, make_inputs, traced(*example))
 
 
+def test_a_traced_convolution_is_the_one_of_a_plain_module(monkeypatch):
+    """Its operator, which has flags of cuDNN, asks tensors for their bytes on a GPU."""
+    called, form = [], recorder._Mode.form
+    monkeypatch.setattr(
+        recorder._Mode,
+        "form",
+        lambda self, func, *rest: called.append(func) or form(self, func, *rest),
+    )
+    x = images(0)
+    module = torch.jit.trace(cnn(), x)
+    assert any(node.kind() == "aten::_convolution" for node in module.inlined_graph.nodes())
+    ORTModule(module)(x)
+    aten = torch.ops.aten
+    assert aten.convolution.default in called
+    assert aten._convolution.default not in called
+
+
 def test_encoder_layers_of_torch(compare):
     def encoder() -> nn.Module:
         layer = nn.TransformerEncoderLayer(16, 4, 32, 0.1, batch_first=True)

@@ -2,6 +2,9 @@
 
 A process has one choice for each kind of call, which all graphs share and which does not change.
 Where the calls are found, and get what was chosen, is capture/attention.py.
+
+The fastest kernel counts of those whose result lies in memory as that of PyTorch's choice does, so
+that the rest of the capture is as it would be without a choice.
 """
 
 from __future__ import annotations

@@ -103,14 +103,18 @@ def measure(
     with kept(model, given):
         step(compiled)  # the first run may do more than later ones
         seconds = best_seconds(lambda: step(compiled), device, at_least=1.0)
-        profile = time_steps(lambda: step(compiled), PROFILED_STEPS, programs, [])
-        flops = count_flops(lambda: step(model))
-    asked = [dtype for dtype in DTYPES if dtype in flops or dtype in profile.product_dtypes]
-    peaks = product_peaks(asked, device, isa)
-    if device.type == "cpu":
         # On other devices the time of a step is only that of its launch.
+        profile = None
+        if device.type == "cpu":
+            profile = time_steps(lambda: step(compiled), PROFILED_STEPS, programs, [])
+        flops = count_flops(lambda: step(model))
+    products = profile.product_dtypes if profile else ()
+    asked = [dtype for dtype in DTYPES if dtype in flops or dtype in products]
+    peaks = product_peaks(asked, device, isa)
+    judged = []
+    if profile:
         profile.hold_against(peaks)
-    judged = [each for each in profile.steps if each.of_peak is not None]
+        judged = [each for each in profile.steps if each.of_peak is not None]
     num_bytes = _unavoidable_bytes(model, given, programs)
     speed = copy_speed(max(num_bytes, 1), device)
     judged.sort(key=lambda each: -each.lost)

@@ -51,6 +51,7 @@ class Answers(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._places: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}  # by mask
+        self._asked: dict[Any, Any] = {}  # what PyTorch has said, by the forms of the arguments
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -138,11 +139,11 @@ class Answers(TorchDispatchMode):
         """Give the forms of what an operator gives."""
         rule = find(func)
         if rule is None:
-            return _ask_pytorch(func, args, kwargs)
+            return self._ask_once(func, args, kwargs)
         try:
             return rule(*_specs(args), **_specs(kwargs))
         except NoRule:
-            return _ask_pytorch(func, args, kwargs)
+            return self._ask_once(func, args, kwargs)
         except Exception as error:
             asked = _ask_pytorch(func, args, kwargs)  # this raises if the arguments are wrong
             if is_beyond_sizes(error):
@@ -151,6 +152,13 @@ class Answers(TorchDispatchMode):
                 f"{func}: its rule raises {type(error).__name__}: {error}, where PyTorch gives a "
                 "result"
             ) from error
+
+    def _ask_once(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Ask PyTorch, which takes milliseconds, once for all layers with arguments of one form."""
+        key = (func, _key(_specs(args)), _key(_specs(kwargs)))
+        if key not in self._asked:
+            self._asked[key] = _ask_pytorch(func, args, kwargs)
+        return self._asked[key]
 
     def note(self, func: Any, args: tuple, kwargs: dict, result: Any) -> None:
         """Take note of a call and of its results."""
@@ -276,6 +284,23 @@ def _specs(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _specs(item) for name, item in value.items()}
     return value
+
+
+_COMPARED = (
+    int, float, complex, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+    type(None),
+)  # fmt: skip
+
+
+def _key(value: Any) -> Any:
+    """Give what is equal for equal forms and numbers; what cannot be compared equals nothing."""
+    if isinstance(value, tuple | list):
+        return type(value), *map(_key, value)
+    if isinstance(value, dict):
+        return tuple((name, _key(item)) for name, item in value.items())
+    if isinstance(value, torch.SymInt):
+        return torch.SymInt, _C.size_text(value)
+    return (type(value), value) if isinstance(value, _COMPARED) else object()
 
 
 def _leaves(spec: Any) -> Any:

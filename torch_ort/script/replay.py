@@ -4,6 +4,9 @@ TorchScript's own interpreter looks through nothing that a trace in Python stand
 sizes, tensors without data. While a module is captured, each call of a scripted function or
 method runs here instead: operators are called one by one, everything else is done on plain values,
 and a condition that is no constant becomes a guard by being asked for its truth.
+
+Scripts are neither inlined nor converted: each function becomes a program once, and modules of one
+type share it. Attributes are read from the live objects, in which a capture puts its own tensors.
 """
 
 from __future__ import annotations
@@ -271,7 +274,15 @@ def _asked(step: Step, ask: Callable[[], Any]) -> Any:
 # ---- operators
 
 
+# What torch.jit.trace records of a convolution: the operator below has no flags of cuDNN, which
+# are those of the process that runs it.
+_CONVOLUTION, _NUM_FLAGS = "aten::_convolution", 4
+
+
 def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
+    kind = step.kind
+    if kind == _CONVOLUTION:
+        kind, inputs = "aten::convolution", inputs[:-_NUM_FLAGS]
     if any(isinstance(value, Number) for value in inputs):
         known = of_numbers(step.kind, inputs)
         if known is not None:
@@ -281,7 +292,7 @@ def _run_operator(step: Step, inputs: list[Any]) -> Sequence[Any]:
             return [selected(*inputs)]
         inputs = _with_unbacked(step, inputs)
     inputs = [_as_tensor(value) for value in with_numbers(step.kind, inputs)]
-    operator = _operator(step.kind, step.overload)
+    operator = _operator(kind, step.overload)
     takes_both = step.overload == "Scalar" and step.kind in TAKE_NUMBERS
     if takes_both or (step.overload in _WITH_TENSORS and _is_number_tensor(operator, inputs)):
         operator = _operator(step.kind, _WITH_TENSORS[step.overload])

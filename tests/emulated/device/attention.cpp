@@ -133,15 +133,19 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& grad_out, const 
 // --- cuDNN
 // ----------------------------------------------------------------------------------------
 
-// Without a mask and without dropout: what it draws is not emulated.
+// Without a mask. As on GPUs, the seed is on the device, and a mask of dropout is another one than
+// that of other kernels.
+uint64_t seed_of_cudnn(int64_t seed) { return ~static_cast<uint64_t>(seed); }
+
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor> cudnn(
     const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& bias,
     bool with_sums, double dropout_p, bool is_causal, bool, std::optional<double> scale) {
-  TORCH_CHECK(!bias && dropout_p == 0, "emulated device: cuDNN attention with a mask or dropout");
-  const Attention a = attend(query, key, {}, 0, is_causal, scale, 0);
+  TORCH_CHECK(!bias, "emulated device: cuDNN attention with a mask");
+  const auto seed = dropout_p > 0 ? static_cast<int64_t>(next_stream(default_generator())) : 0;
+  const Attention a = attend(query, key, {}, dropout_p, is_causal, scale, seed_of_cudnn(seed));
   const Tensor out = at::empty_like(query);
-  out.copy_(at::matmul(a.probabilities, value.to(at::kFloat)));
-  const Tensor state = at::empty({}, query.options().dtype(at::kLong));
+  out.copy_(at::matmul(times_dropout(a, a.probabilities), value.to(at::kFloat)));
+  const Tensor state = at::empty({}, query.options().dtype(at::kLong)).fill_(seed);
   const Tensor sums = with_sums ? a.log_sums.unsqueeze(3) : Tensor();
   return {out,
           sums,
@@ -156,11 +160,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Ten
 
 std::tuple<Tensor, Tensor, Tensor> cudnn_backward(const Tensor& grad_out, const Tensor& query,
                                                   const Tensor& key, const Tensor& value,
+                                                  const Tensor&, const Tensor&,
+                                                  const Tensor& philox_seed, const Tensor&,
                                                   const Tensor&, const Tensor&, const Tensor&,
-                                                  const Tensor&, const Tensor&, const Tensor&,
-                                                  const Tensor&, c10::SymInt, c10::SymInt, double,
+                                                  c10::SymInt, c10::SymInt, double dropout_p,
                                                   bool is_causal, std::optional<double> scale) {
-  const Attention a = attend(query, key, {}, 0, is_causal, scale, 0);
+  const int64_t seed = dropout_p > 0 ? philox_seed.item<int64_t>() : 0;
+  const Attention a = attend(query, key, {}, dropout_p, is_causal, scale, seed_of_cudnn(seed));
   const Gradients made = attend_backward(a, grad_out, query, key, value);
   return {at::empty_like(query).copy_(made.query), at::empty_like(key).copy_(made.key),
           at::empty_like(value).copy_(made.value)};
@@ -238,7 +244,7 @@ bool is_plain(const Tensor& x) {
 
 struct Call {
   const Tensor &query, &key, &value;
-  bool has_mask, has_dropout, is_causal, is_half, is_plain;
+  bool has_mask, is_causal, is_half, is_plain;
 };
 
 bool runs_flash(const Call& call) {
@@ -249,7 +255,7 @@ bool runs_flash(const Call& call) {
 }
 
 bool runs_cudnn(const Call& call) {
-  return call.is_plain && call.is_half && !call.has_mask && !call.has_dropout &&
+  return call.is_plain && call.is_half && !call.has_mask &&
          at::globalContext().userEnabledCuDNNSDP() &&
          call.query.sym_size(3) == call.value.sym_size(3) && call.query.sym_size(3) % 8 == 0;
 }
@@ -264,13 +270,13 @@ bool runs_efficient(const Call& call) {
 // The first that can, in the order that PyTorch or its user has set. PyTorch puts cuDNN behind all
 // others, but for some GPUs.
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value, const MaybeTensor& mask,
-               double dropout_p, bool is_causal, std::optional<double>, bool) {
+               double, bool is_causal, std::optional<double>, bool) {
   const bool plain = is_plain(query) && is_plain(key) && is_plain(value) &&
                      query.sym_size(1) == key.sym_size(1) && key.sym_size(1) == value.sym_size(1) &&
                      query.sym_size(0) == key.sym_size(0);
   const bool half = at::isReducedFloatingType(query.scalar_type());
   const bool has_mask = mask && mask->defined();
-  const Call call{query, key, value, has_mask, dropout_p > 0, is_causal, half, plain};
+  const Call call{query, key, value, has_mask, is_causal, half, plain};
   for (const sdp::SDPBackend each : at::globalContext().sDPPriorityOrder()) {
     const bool can = (each == sdp::SDPBackend::flash_attention && runs_flash(call)) ||
                      (each == sdp::SDPBackend::cudnn_attention && runs_cudnn(call)) ||
