@@ -57,11 +57,20 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert dead_links(path) == []
 
 
-def test_paths_in_the_recipes_exist() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "benchmarks/results/decisions.md"])
+def test_paths_in_recipes_and_decisions_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
     paths = re.findall(r"`((?:csrc|torch_ort|tests|docs|benchmarks|\.ci)/[\w./]+)`", text)
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_paths_in_the_map_of_the_rooms_exist() -> None:
+    text = (ROOT / "csrc" / "README.md").read_text()
+    paths = re.findall(r"`([a-z_]+/[\w./]+)`", text)
+    assert paths
+    roots = (ROOT, ROOT / "csrc")
+    assert [path for path in paths if not any((root / path).exists() for root in roots)] == []
 
 
 def test_messages_in_the_table_of_reasons_are_those_of_the_code() -> None:

@@ -11,7 +11,7 @@ from torch_ort import _C
 ROOT = Path(__file__).parents[2]
 PASSES = ROOT / "csrc" / "passes"
 PACKAGE = ROOT / "torch_ort"
-FILES = sorted(path for path in PASSES.iterdir() if path.suffix in {".h", ".cpp"})
+FILES = sorted(path for path in PASSES.rglob("*") if path.suffix in {".h", ".cpp"})
 # Variables that outlive a call: thread_local ones, and static ones that may change.
 STATE = re.compile(r"\bthread_local\b|^\s*static (?!const\b|constexpr\b)[^()]*[;={]", re.MULTILINE)
 INCLUDE = re.compile(r'^#include "passes/(\w+)\.h"', re.MULTILINE)
@@ -21,7 +21,7 @@ def state_in(text: str) -> list[str]:
     return [found.strip() for found in STATE.findall(text)]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PASSES).as_posix())
 def test_no_pass_keeps_state_between_calls(path):
     assert state_in(path.read_text()) == []
 

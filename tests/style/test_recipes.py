@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md: which files know of a pass, and of an option of the engine."""
+"""The recipes of CONTRIBUTING.md: which files know of an op, a word, a pass, and an option."""
 
 import re
 from pathlib import Path
@@ -25,6 +25,23 @@ ROUNDING = [
 def files_that_name(word: str) -> set[str]:
     whole = re.compile(rf"\b{word}\b")
     return {path for path, text in CODE.items() if whole.search(text)}
+
+
+def test_of_an_op_and_the_operator_that_it_is_a_pair_with_one_file_knows():
+    """Beside it there is the list of out forms, which is printed, and the cases."""
+    printed = {"csrc/run/proved_out_forms.cpp"}
+    assert files_that_name("Asinh") == {"csrc/ops/elementwise.cpp"}
+    assert files_that_name("aten::asinh") - printed == {"csrc/ops/elementwise.cpp"}
+    assert files_that_name("aten::leaky_relu") - printed == {"csrc/ops/activation.cpp"}
+
+
+def test_of_a_word_four_files_know():
+    assert files_that_name("k?LeakyReluGrad") == {
+        "csrc/cpu/kernels_loops.h",
+        "csrc/cuda/prelude.cuh",
+        "csrc/ops/activation.cpp",
+        "csrc/ops/words.h",
+    }
 
 
 @pytest.mark.parametrize("name", ROUNDING)
