@@ -8,6 +8,7 @@
 #   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS  passed on to train, test, bench and soak
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
 #   ASAN_TESTS, ASAN_CUDA_TESTS, TSAN_TESTS  what asan and tsan run
+#   COMPILERS       compilers that `compilers` tries: any names of g++ and clang++
 #   PYTEST_WORKERS  processes that run the tests (default 2; 0 for none but pytest itself)
 
 TORCH_SPEC ?= torch==2.13.0
@@ -31,6 +32,9 @@ TSAN_TESTS ?= tests/ortmodule/test_threads.py tests/ortmodule/test_call_guard.py
   tests/functions/test_contexts.py tests/torch_ort/test_placed_results.py \
   tests/torch_ort/test_delivered_gradients.py::test_dropped_in_other_threads \
   tests/torch_ort/test_semantics_contexts.py
+# Those of these that are installed.
+COMPILERS ?= $(foreach name,g++-11 g++-12 g++-13 g++-14 \
+  clang++-15 clang++-16 clang++-17 clang++-18 clang++-19,$(if $(shell command -v $(name)),$(name)))
 # What differs from this commit is read by clang-tidy, where no header of torch's is included.
 TIDY_AGAINST ?= HEAD
 TIDY_FILES := $(foreach room,base ir region passes plan cuda,'csrc/$(room)/*.cpp') ':!csrc/cuda/stream.cpp'
@@ -62,7 +66,7 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
   libtorch_python.so libgomp.so.1
 
 .DELETE_ON_ERROR:
-.PHONY: help train test test-rest test-all build wheel wheel-test bench fuzz soak style format asan tsan clean FORCE
+.PHONY: help train test test-rest test-all build wheel wheel-test bench fuzz soak style format asan tsan compilers clean FORCE
 
 help:
 	@echo 'make train       train the example transformer through the engine; draws curve.png (TRAIN_ARGS="--epochs 1")'
@@ -78,6 +82,7 @@ help:
 	@echo 'make format      write what make style asks for'
 	@echo 'make asan        tests of memory under the address and undefined sanitizers (ASAN_TESTS)'
 	@echo 'make tsan        tests of threads under the thread sanitizer (TSAN_TESTS)'
+	@echo 'make compilers   compile all without warnings by each compiler that is installed (COMPILERS="g++-14 clang++-19")'
 	@echo 'make clean       remove what was built'
 
 train: build $(ENV)/.torch_ort-examples
@@ -173,6 +178,14 @@ tsan: $(TOOLS) $(ENV)/.torch_ort-test
 	setarch -R env LD_PRELOAD="$$(c++ -print-file-name=libtsan.so)" OMP_NUM_THREADS=1 \
 	TSAN_OPTIONS=halt_on_error=1:abort_on_error=1:ignore_noninstrumented_modules=1:suppressions=$(TSAN_KNOWN) \
 	  $(SANITIZED_PYTEST) $(TSAN_TESTS) $(PYTEST_ARGS)
+
+# Warnings are errors, and nothing is installed: a folder for each compiler, with a module in it.
+compilers: $(TOOLS)
+	for compiler in $(COMPILERS); do echo "$$compiler" && \
+	  cmake -S . -B build/compilers/$$compiler -G Ninja --log-level=WARNING \
+	    -DCMAKE_CXX_COMPILER=$$compiler -DPython_EXECUTABLE=$(PYTHON) && \
+	  $(PYTHON) cmake/progress.py ninja -C build/compilers/$$compiler _C || exit 1; \
+	done
 
 clean:
 	rm -rf build dist torch_ort/_C.* torch_ort/_build_info.py

@@ -33,14 +33,13 @@ foreach(name IN ITEMS torch_python torch torch_cpu c10)
   list(APPEND torch_libraries "${torch_library_${name}}")
 endforeach()
 
-# at::parallel_for runs serially unless the including file is compiled with OpenMP. Its runtime
-# must be the copy that torch loads: two of them in one process fight over the cores.
-find_package(OpenMP REQUIRED COMPONENTS CXX)
-file(GLOB torch_gomp "${torch_root}/lib/libgomp*.so*")
-if(torch_gomp)
-  list(GET torch_gomp 0 torch_openmp)
+# The OpenMP runtime that torch loads (csrc/cpu/parallel.h): two of them in one process fight over the
+# cores. Where torch does not bring it, it is the system's.
+file(GLOB torch_openmp "${torch_root}/lib/libgomp*.so*")
+if(torch_openmp)
+  list(GET torch_openmp 0 torch_openmp)
 else()
-  set(torch_openmp ${OpenMP_CXX_LIBRARIES})
+  set(torch_openmp gomp)
 endif()
 
 add_library(torch_ort::torch INTERFACE IMPORTED)
@@ -48,7 +47,6 @@ target_include_directories(torch_ort::torch SYSTEM INTERFACE
   "${torch_root}/include" "${torch_root}/include/torch/csrc/api/include")
 target_compile_definitions(torch_ort::torch INTERFACE
   "_GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi}")
-target_compile_options(torch_ort::torch INTERFACE ${OpenMP_CXX_FLAGS})
 target_link_libraries(torch_ort::torch INTERFACE ${torch_libraries} ${torch_openmp})
 
 message(STATUS "torch ${TORCH_ORT_TORCH_VERSION} in ${torch_root}")

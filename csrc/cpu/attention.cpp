@@ -19,11 +19,11 @@
 // memory.
 #include "base/error.h"
 #include "base/rounding.h"
+#include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -214,7 +214,7 @@ class Attention : public Kernel {
   void for_each_key_head(const void* const* inputs, int64_t size, Visit visit) const {
     const int64_t work = queries_ * keys_ * features_ * num_sharing();
     const int64_t grain = std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(work, 1));
-    at::parallel_for(0, batches_ * key_heads_, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, batches_ * key_heads_, grain, [&](int64_t begin, int64_t end) {
       T* memory = thread_memory<T, Use::kHead>(size);
       for (int64_t i = begin; i < end; ++i) {
         const int64_t batch = i / key_heads_;

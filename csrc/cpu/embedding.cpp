@@ -1,9 +1,9 @@
 // The gradient of an embedding: rows of the incoming gradient added up by their id, to zeros or to
 // a tensor to start from, which may be where the result is written.
 #include "base/error.h"
+#include "cpu/parallel.h"
 #include "cpu/program.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ class EmbeddingGrad final : public Kernel {
     auto* table = static_cast<T*>(outputs[0]);
     check_ids(ids);
     const int64_t grain = std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(width_, 1));
-    at::parallel_for(0, num_rows_, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, num_rows_, grain, [&](int64_t begin, int64_t end) {
       if (start == nullptr) {
         std::fill_n(table + begin * width_, (end - begin) * width_, T(0));
       } else if (start != table) {

@@ -19,12 +19,12 @@
 
 #include "base/error.h"
 #include "base/rounding.h"
+#include "cpu/parallel.h"
 #include "cpu/product.h"
 #include "cpu/program.h"
 #include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -367,7 +367,7 @@ class LinearCrossEntropy final : public Kernel {
     make_logits(call);
     const double loss = finish_rows(call);
     if (!form_.has_grad()) return loss;
-    at::parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
       for (int64_t group = begin; group < end; ++group) make_gradients(call, group);
     });
     if (form_.has_hidden_grad) add_groups(call);
@@ -410,7 +410,7 @@ class LinearCrossEntropy final : public Kernel {
     }
     const int64_t size = ir::size_bytes(in_.hidden.dtype);
     char* const copied = reinterpret_cast<char*>(call.copied);
-    at::parallel_for(0, call.rows, 64, [&](int64_t begin, int64_t end) {
+    parallel_for(0, call.rows, 64, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         const char* from = at(call.in.hidden, in_.hidden, call.number(r));
         char* const to = copied + r * width_ * size;
@@ -428,7 +428,7 @@ class LinearCrossEntropy final : public Kernel {
   }
 
   void make_logits(const Call& call) const {
-    at::parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(0, groups_, 1, [&](int64_t begin, int64_t end) {
       for (int64_t group = begin; group < end; ++group) make_logits(call, group);
     });
   }
@@ -661,7 +661,7 @@ class LinearCrossEntropy final : public Kernel {
   void add_groups(const Call& call) const {
     T* const result = reinterpret_cast<T*>(call.out.hidden_grad);
     const int64_t grain = std::max<int64_t>((1 << 15) / std::max<int64_t>(width_, 1), 1);
-    at::parallel_for(0, call.rows, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, call.rows, grain, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
         T* const row = result + call.number(r) * width_;
         const T* from = call.hidden_grads + r * width_;

@@ -1,8 +1,8 @@
 #include "cpu/peak.h"
 
 #include "base/error.h"
+#include "cpu/parallel.h"
 
-#include <ATen/Parallel.h>
 #include <sys/mman.h>
 
 #if defined(__SSE2__)
@@ -32,7 +32,7 @@ constexpr int64_t kHugePage = int64_t{2} << 20;
 
 template <typename Work>
 void on_threads(int threads, const Work& work) {
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t thread = begin; thread < end; ++thread) work(thread);
   });
 }
@@ -64,7 +64,7 @@ double seconds_of_round(int threads, const Work& work) {
 }
 
 int threads_or_all(int threads) {
-  const int all = at::get_num_threads();
+  const int all = num_threads();
   if (threads >= 0 && threads <= all) return threads == 0 ? all : threads;
   throw UserError(concat("peak: threads: got ", threads, ", want 1 to ", all, ", or 0 for all"));
 }

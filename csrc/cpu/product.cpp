@@ -2,11 +2,11 @@
 
 #include "base/error.h"
 #include "base/rounding.h"
+#include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -259,11 +259,11 @@ class ProductKernel final : public Kernel {
     if (num_batches_ == 0 || part.m == 0 || part.n == 0) return;
     const int64_t work = part.m * part.n * std::max<int64_t>(part.k, 1);
     const int64_t wanted =
-        std::clamp<int64_t>(work * num_batches_ / kWorkPerThread, 1, at::get_num_threads());
+        std::clamp<int64_t>(work * num_batches_ / kWorkPerThread, 1, num_threads());
     const Grid grid(part.m, part.n, ceil_div(wanted, num_batches_), kernels_.product_rows,
                     kernels_.panel_width);
     const int64_t parts = grid.rows * grid.columns, all = parts * num_batches_;
-    at::parallel_for(0, all, ceil_div(all, wanted), [&](int64_t begin, int64_t end) {
+    parallel_for(0, all, ceil_div(all, wanted), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t place = i % parts;
         const int64_t row = place / grid.columns * grid.part_rows;

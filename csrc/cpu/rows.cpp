@@ -1,9 +1,9 @@
 #include "cpu/rows.h"
 
 #include "base/error.h"
+#include "cpu/parallel.h"
 #include "cpu/program.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
@@ -77,12 +77,12 @@ class Mask final : public Source {
   void mark(const void* input, uint8_t* marks) const override {
     const T* mask = static_cast<const T*>(input);
     const int64_t work = std::max<int64_t>(1, sizes_[1] * sizes_[2] * length_);
-    at::parallel_for(0, num_sequences_, std::max<int64_t>(1, kWorkPerThread / work),
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t i = begin; i < end; ++i) {
-                         mark_sequence(mask + i * strides_[0], marks + i * length_);
-                       }
-                     });
+    parallel_for(0, num_sequences_, std::max<int64_t>(1, kWorkPerThread / work),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t i = begin; i < end; ++i) {
+                     mark_sequence(mask + i * strides_[0], marks + i * length_);
+                   }
+                 });
   }
 
  private:
@@ -245,7 +245,7 @@ class ZeroRows final : public Kernel {
     const auto* x = static_cast<const char*>(inputs[0]);
     auto* result = static_cast<char*>(outputs[0]);
     const int64_t grain = std::max<int64_t>(1, kWorkPerThread / std::max<int64_t>(1, num_columns_));
-    at::parallel_for(0, num_rows_, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, num_rows_, grain, [&](int64_t begin, int64_t end) {
       const int64_t* at = std::lower_bound(list.rows(), list.rows() + list.count(), begin);
       for (int64_t row = begin; row < end; ++row) {
         const bool is_listed = at != list.rows() + list.count() && *at == row;

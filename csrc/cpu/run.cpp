@@ -1,10 +1,10 @@
 // The interpreter of tile programs.
 #include "base/rounding.h"
+#include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/rows.h"
 #include "cpu/thread_memory.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -155,7 +155,7 @@ class Runner final : public Kernel {
     const int64_t chunks = by_chunk ? ceil_div(program_.num_columns, program_.chunk) : 1;
     const int64_t items = ceil_div(rows, program_.tile_rows) * chunks;
     const int64_t numbers = by_chunk ? program_.chunk : program_.tile_rows * program_.num_columns;
-    at::parallel_for(0, items, grain(numbers), [&](int64_t begin, int64_t end) {
+    parallel_for(0, items, grain(numbers), [&](int64_t begin, int64_t end) {
       Worker worker(*this, operands, nullptr);
       for (int64_t item = begin; item < end; ++item) {
         if (by_chunk) {
@@ -192,7 +192,7 @@ class Runner final : public Kernel {
     const Levels levels(tiles_per_block, ceil_div(kRowsPerPart, program_.tile_rows));
     T* sums = thread_memory<T, Use::kSums>(size * blocks * groups);
     const int64_t numbers = tiles_per_block * program_.tile_rows * program_.num_columns;
-    at::parallel_for(0, blocks * groups, grain(numbers), [&](int64_t begin, int64_t end) {
+    parallel_for(0, blocks * groups, grain(numbers), [&](int64_t begin, int64_t end) {
       T* parts = thread_memory<T, Use::kParts>((levels.count - 1) * size);
       for (int64_t block = begin; block < end; ++block) {
         T* level[kMaxLevels];

@@ -6,11 +6,11 @@
 // sums a part of the result, in the order of the places.
 #include "base/error.h"
 #include "base/rounding.h"
+#include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/thread_memory.h"
 #include "region/paired_axes.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
 #include <c10/util/Half.h>
@@ -214,7 +214,7 @@ class Take final : public Kernel {
     const int64_t step = std::clamp<int64_t>(kWorkPerThread / width, 1, std::min(kBlock, count));
     const int64_t grain = std::max<int64_t>(1, kWorkPerThread / (step * width));
     const int64_t num_outer = taking_.num_outer;
-    at::parallel_for(0, ceil_div(count, step) * num_outer, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, ceil_div(count, step) * num_outer, grain, [&](int64_t begin, int64_t end) {
       Block block;
       while (begin < end) {
         const int64_t first = begin / num_outer * step, outer = begin % num_outer;
@@ -289,7 +289,7 @@ class TakeGrad final : public Kernel {
     const auto [width, height] = split(work * taking_.num_outer);
     const int64_t across = ceil_div(columns, width), pieces = across * ceil_div(size, height);
     const int64_t grain = std::max<int64_t>(1, kWorkPerThread / ceil_div(work, pieces));
-    at::parallel_for(0, taking_.num_outer * pieces, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, taking_.num_outer * pieces, grain, [&](int64_t begin, int64_t end) {
       Block block;
       Piece piece{0, size, 0, columns};
       int64_t outer = begin / pieces, number = begin % pieces;
@@ -320,7 +320,7 @@ class TakeGrad final : public Kernel {
   std::pair<int64_t, int64_t> split(int64_t work) const {
     const int64_t columns = taking_.inner.size, size = taking_.size;
     int64_t width = columns, height = size;
-    const int64_t threads = work < kWorkPerThread ? 1 : at::get_num_threads();
+    const int64_t threads = work < kWorkPerThread ? 1 : num_threads();
     if (const int64_t wanted = ceil_div(threads, taking_.num_outer); wanted > 1) {
       if (columns >= wanted * kLine) {
         width = ceil_div(columns, wanted);

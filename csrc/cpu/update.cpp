@@ -1,9 +1,8 @@
 #include "cpu/update.h"
 
 #include "base/error.h"
+#include "cpu/parallel.h"
 #include "cpu/thread_memory.h"
-
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <array>
@@ -123,7 +122,7 @@ void for_each_tile(const std::vector<Each>& all, const std::vector<int64_t>& end
       }
     }
   };
-  at::parallel_for(0, ends.empty() ? 0 : ends.back(), kTilesPerThread, run_tiles);
+  parallel_for(0, ends.empty() ? 0 : ends.back(), kTilesPerThread, run_tiles);
 }
 
 // For each array, the number of the tile after its last one.

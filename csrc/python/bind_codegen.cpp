@@ -1,5 +1,6 @@
 // The code generators of fused regions, and one that tests plant.
 #include "base/error.h"
+#include "cpu/parallel.h"
 #include "cpu/region.h"
 #include "cuda/region.h"
 #include "cuda/schema.h"
@@ -7,8 +8,16 @@
 #include "python/bind.h"
 #include "region/codegen.h"
 
+#include <pybind11/stl.h>
+
 #include <algorithm>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 namespace py = pybind11;
 
@@ -92,6 +101,31 @@ void plant_codegen(const std::string& kind, const std::string& node) {
   throw UserError(concat("testing: got '", kind, "', want one of own, none, wrong"));
 }
 
+using Part = std::tuple<int64_t, int64_t, size_t>;
+
+// The parts of a range of work that threads take: begin, end, and a number of the thread. The part
+// with the item `failing` throws. With `nested` each part is divided once more.
+std::vector<Part> parallel_parts(int64_t begin, int64_t end, int64_t grain,
+                                 std::optional<int64_t> failing, bool nested) {
+  const py::gil_scoped_release release;
+  std::mutex mutex;
+  std::vector<Part> parts;
+  const auto note = [&](int64_t first, int64_t last) {
+    if (failing && first <= *failing && *failing < last) {
+      throw UserError(concat("testing: item ", *failing));
+    }
+    const size_t thread = std::hash<std::thread::id>()(std::this_thread::get_id());
+    const std::lock_guard lock(mutex);
+    parts.emplace_back(first, last, thread);
+  };
+  cpu::parallel_for(begin, end, grain, [&](int64_t first, int64_t last) {
+    if (nested) return cpu::parallel_for(first, last, grain, note);
+    note(first, last);
+  });
+  std::sort(parts.begin(), parts.end());
+  return parts;
+}
+
 // The geometry of a kernel for CUDA, as a dict.
 py::dict cuda_geometry(int64_t rows, int64_t columns, int64_t groups, bool reduces_rows,
                        bool sums_columns, bool sums_all, int vector, int shift, int kept_bytes,
@@ -125,6 +159,11 @@ void bind_codegen(py::module_& module) {
       "From now on the CPU has the code generator that it should have (own), none, or one whose "
       "kernels give a wrong number for regions that hold the node of this name, or for products if "
       "it is 'product' (wrong).");
+  module.attr("testing").attr("parallel_parts") = py::cpp_function(
+      &parallel_parts, py::arg("begin"), py::arg("end"), py::arg("grain"),
+      py::arg("failing") = py::none(), py::arg("nested") = false,
+      "(begin, end, thread) of the parts of a range that PyTorch's threads take. The part with the "
+      "item `failing` raises an error. With `nested` each part is divided once more.");
   module.attr("testing").attr("cuda_geometry") = py::cpp_function(
       &cuda_geometry, py::arg("rows"), py::arg("columns"), py::arg("groups") = 1,
       py::arg("reduces_rows") = false, py::arg("sums_columns") = false, py::arg("sums_all") = false,

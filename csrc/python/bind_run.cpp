@@ -15,7 +15,6 @@
 #include "run/out_forms.h"
 #include "run/session.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
