@@ -1,7 +1,13 @@
 # The object library torch_ort_onnx_proto: onnx.proto of the installed onnx package, compiled under
 # a protobuf package of its own, so that its messages never meet the copies inside torch and onnx.
 
-find_package(Protobuf QUIET)
+# From version 22 on protobuf needs Abseil, which its own package for CMake brings. Older ones in
+# Debian have none.
+set(protobuf_MODULE_COMPATIBLE ON)
+find_package(Protobuf QUIET CONFIG)
+if(NOT Protobuf_FOUND)
+  find_package(Protobuf QUIET)
+endif()
 if(NOT Protobuf_FOUND OR NOT Protobuf_PROTOC_EXECUTABLE)
   message(FATAL_ERROR
     "protobuf is not found: install it (Debian, Ubuntu: `apt-get install protobuf-compiler "

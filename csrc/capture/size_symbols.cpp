@@ -656,7 +656,7 @@ std::optional<std::pair<Dim, Dim>> SizeSymbols::without_common_factors(const Dim
     return true;
   });
   if (left.size() == all) return std::nullopt;
-  const std::pair<Dim, Dim> rest = {ir::numel(left), ir::numel(right)};
+  std::pair<Dim, Dim> rest = {ir::numel(left), ir::numel(right)};
   if (rest.first == rest.second || value_locked(rest.first) != value_locked(rest.second)) {
     return std::nullopt;
   }

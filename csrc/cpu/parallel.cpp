@@ -10,8 +10,8 @@
 // What GCC compiles `#pragma omp parallel` to: calls `body` with `data` on `num_threads` threads
 // (0: as many as omp_set_num_threads has set, which torch does) and returns when all have ended.
 // LLVM's runtime, which some builds of torch load, has it too.
-extern "C" void GOMP_parallel(void (*body)(void*), void* data, unsigned num_threads,
-                              unsigned flags);
+extern "C" void GOMP_parallel(  // NOLINT(readability-identifier-naming)
+    void (*body)(void*), void* data, unsigned num_threads, unsigned flags);
 extern "C" int omp_get_num_threads();
 extern "C" int omp_get_thread_num();
 #endif

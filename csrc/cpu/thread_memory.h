@@ -1,7 +1,9 @@
 // Scratch memory that a thread keeps for its next program; internal to cpu/.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace torch_ort::cpu {
@@ -29,8 +31,9 @@ T* thread_memory(int64_t size) {
   constexpr size_t kLine = 64 / sizeof(T);
   const size_t wanted = static_cast<size_t>(size) + kLine;
   if (memory.size() < wanted) memory.resize(wanted);
-  const auto address = reinterpret_cast<uintptr_t>(memory.data());
-  return reinterpret_cast<T*>((address + 63) / 64 * 64);
+  void* begin = memory.data();
+  size_t num_bytes = memory.size() * sizeof(T);
+  return static_cast<T*>(std::align(64, static_cast<size_t>(size) * sizeof(T), begin, num_bytes));
 }
 
 }  // namespace torch_ort::cpu
