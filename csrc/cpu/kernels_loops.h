@@ -575,7 +575,7 @@ inline Words counters_from(uint64_t first, std::integer_sequence<int, kLane...> 
 template <int kFirst, int... kLane>
 inline Words in_turns(const Words& a, const Words& b,
                       std::integer_sequence<int, kLane...> /*lanes*/) {
-  return __builtin_shufflevector(a, b, (kLane / 2 * 2 + kFirst + kLane % 2 * kWordLanes)...);
+  return pick_lanes<(kLane / 2 * 2 + kFirst + kLane % 2 * kWordLanes)...>(a, b);
 }
 
 inline void philox_block(uint64_t seed, uint64_t stream, uint64_t block, uint32_t* numbers) {

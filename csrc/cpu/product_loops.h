@@ -94,16 +94,26 @@ constexpr int kProductRows = Register<T>::kBytes == 64 ? 12 : 6;
 
 // ---- packing
 
+// The lanes with these numbers, of `a` and, after its last one, of `b`. GCC 11 has only the second
+// way to say it.
+template <int... kLane, typename V>
+inline V pick_lanes(const V& a, const V& b) {
+#if __has_builtin(__builtin_shufflevector)
+  return __builtin_shufflevector(a, b, kLane...);
+#else
+  using Numbers = decltype(a < b);
+  return __builtin_shuffle(a, b, Numbers{kLane...});
+#endif
+}
+
 template <typename T, int kDistance, bool kUpper, int... kLane>
 inline Vector<T> exchanged(const Vector<T>& a, const Vector<T>& b,
                            std::integer_sequence<int, kLane...> /*lanes*/) {
   constexpr int width = sizeof...(kLane);
   if constexpr (kUpper) {
-    return __builtin_shufflevector(a, b,
-                                   (kLane & kDistance ? width + kLane : kLane + kDistance)...);
+    return pick_lanes<(kLane & kDistance ? width + kLane : kLane + kDistance)...>(a, b);
   } else {
-    return __builtin_shufflevector(a, b,
-                                   (kLane & kDistance ? width + kLane - kDistance : kLane)...);
+    return pick_lanes<(kLane & kDistance ? width + kLane - kDistance : kLane)...>(a, b);
   }
 }
 
