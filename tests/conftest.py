@@ -25,9 +25,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     parser.addoption(
         "--backend",
-        default="ort",
         help="torch.compile backend of the semantic tests (aot_eager checks the tests themselves), "
-        "or ortmodule to wrap what they compile in an ORTModule",
+        "or ortmodule to wrap what they compile in an ORTModule; both roads if left out",
     )
     parser.addoption(
         "--accept", action="store_true", help="write the graphs that passes leave into their cases"
@@ -44,18 +43,30 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "aot_eager_fails(reason): stock AOTAutograd is known to fail this; expected with "
         "--backend aot_eager only",
+        "both_roads: runs through torch.compile and through an ORTModule",
         "ort_only: reads counters of torch_ort; skipped with another --backend",
-        "compile_only(reason): about torch.compile itself; skipped with --backend ortmodule",
+        "compile_only(reason): about torch.compile itself; skipped where an ORTModule runs",
         "also_on_cuda: of regions for all ISAS; -m cuda runs it on a GPU",
         "hands_over(reason): the recorder leaves something to AOTAutograd, as it should",
     ):
         config.addinivalue_line("markers", line)
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what is marked both_roads through either road, unless one is asked for."""
+    marks = {mark.name for mark in metafunc.definition.iter_markers()}
+    asked_for = metafunc.config.getoption("--backend")
+    if "backend" in metafunc.fixturenames and "both_roads" in marks and not asked_for:
+        roads = OURS[:1] if "compile_only" in marks else OURS
+        metafunc.parametrize("backend", roads, indirect=True)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    backend = config.getoption("--backend")
     keep_slow = config.getoption("--run-slow") or "slow" in (config.getoption("-m") or "")
     for item in items:
+        takes_turns = item.get_closest_marker("both_roads") and hasattr(item, "callspec")
+        chosen = item.callspec.params.get("backend") if takes_turns else None
+        backend = chosen or config.getoption("--backend") or "ort"
         known = item.get_closest_marker("aot_eager_fails")
         if known and backend == "aot_eager":
             item.add_marker(pytest.mark.xfail(reason=known.args[0], strict=True))
@@ -123,7 +134,8 @@ def nothing_handed_over(request: pytest.FixtureRequest, fresh_state: None) -> It
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> str:
-    return request.config.getoption("--backend")
+    """Return what runs the test: a backend of torch.compile, or ortmodule."""
+    return getattr(request, "param", None) or request.config.getoption("--backend") or "ort"
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

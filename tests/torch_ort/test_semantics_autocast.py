@@ -13,6 +13,8 @@ from torch import nn
 import torch_ort
 from torch_ort.fallback import FallbackWarning
 
+pytestmark = pytest.mark.both_roads
+
 # Both sides round to bfloat16 at the same places; sums may still run in another order.
 CLOSE = {"rtol": 1.6e-2, "atol": 8e-3}
 
@@ -273,6 +275,7 @@ def test_operands_of_two_dtypes(compiled, device, name, first, second, shape):
 
 
 @pytest.mark.ort_only
+@pytest.mark.compile_only("reads parameters of a closure")
 def test_a_residual_stream_runs_in_regions(compiled, device):
     """What lies between two products: one region, with the sum of two dtypes inside of it."""
     inner = nn.Linear(16, 16).to(device)

@@ -14,7 +14,10 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-pytestmark = pytest.mark.hands_over("a checkpoint is an operator that takes graphs")
+pytestmark = [
+    pytest.mark.both_roads,
+    pytest.mark.hands_over("a checkpoint is an operator that takes graphs"),
+]
 
 
 class Block(nn.Module):

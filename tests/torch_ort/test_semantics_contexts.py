@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+pytestmark = pytest.mark.both_roads
+
 
 class Network(nn.Module):
     def __init__(self, width: int = 16) -> None:

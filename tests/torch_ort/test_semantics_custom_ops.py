@@ -11,6 +11,8 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+pytestmark = pytest.mark.both_roads
+
 calls: list[str] = []
 
 

@@ -10,7 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
+pytestmark = [
+    pytest.mark.both_roads,
+    pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

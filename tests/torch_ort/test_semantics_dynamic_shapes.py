@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+pytestmark = pytest.mark.both_roads
+
 # Over many optimizer steps the last bits of both runs drift apart.
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
 SIZES = [3, 5, 7, 11, 2, 4, 9, 16, 6, 13]

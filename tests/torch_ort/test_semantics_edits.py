@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.both_roads
+
 EDITED = "modified by an inplace operation"
 
 

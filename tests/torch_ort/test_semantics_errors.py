@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+pytestmark = pytest.mark.both_roads
+
 
 def rows(count: int = 4) -> torch.Tensor:
     return torch.randn(count, 6, requires_grad=True)
@@ -70,6 +72,7 @@ class TestInputs:
             call(rows())
         assert call(rows().detach().cuda()).shape == (4, 3)
 
+    @pytest.mark.hands_over("PyTorch words the error")
     def test_model_on_meta_and_input_on_the_cpu(self, compiled):
         with pytest.raises(Exception, match=r"(?s)meta.*cpu|cpu.*meta"):
             compiled(network().to("meta"))(rows())
@@ -128,6 +131,7 @@ class TestAutograd:
             output.backward(torch.ones(3, 4))
         output.backward(torch.ones(4, 3))
 
+    @pytest.mark.hands_over("PyTorch words the error")
     def test_in_place_on_a_leaf(self, compiled):
         def change(x):
             x.add_(1)

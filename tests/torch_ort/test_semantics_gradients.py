@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+pytestmark = pytest.mark.both_roads
+
 
 @pytest.fixture
 def model(device: str) -> nn.Module:

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+pytestmark = pytest.mark.both_roads
+
 
 class TestStrides:
     @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+pytestmark = pytest.mark.both_roads
+
 Pair = collections.namedtuple("Pair", ["first", "second"])
 
 

@@ -11,6 +11,8 @@ from torch import nn
 
 from tests.roads import ROADS
 
+pytestmark = pytest.mark.both_roads
+
 EDITED = "modified by an inplace operation"
 
 
@@ -163,6 +165,7 @@ class TestMutatedInputs:
 
         compare_training(lambda: reshape, rows_with_gradient)
 
+    @pytest.mark.hands_over("an input that is written into")
     def test_transposed_in_place(self, device, compiled):
         def transpose(x):
             x.t_()

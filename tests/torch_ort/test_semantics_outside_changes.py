@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.both_roads
+
 
 def rows(step: int) -> torch.Tensor:
     return torch.randn(6, 8)

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+pytestmark = pytest.mark.both_roads
+
 EXACT = {"rtol": 0.0, "atol": 0.0}
 
 
