@@ -1,10 +1,27 @@
-"""Small models of the usual kinds, for tests that take whole models."""
+"""Small models of the usual kinds, for tests that take whole models, and modules of few lines."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+
+def module_with(forward: Callable[..., Any], **parts: Any) -> nn.Module:
+    """Give a module whose forward is `forward(self, ...)`, with parts by name.
+
+    A tensor becomes a buffer.
+    """
+    made = type("Module", (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+            made.register_buffer(name, part)
+        else:
+            setattr(made, name, part)
+    return made
 
 
 class EncoderBlock(nn.Module):

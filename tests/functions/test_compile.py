@@ -8,6 +8,7 @@ import custom_functions as F
 import pytest
 import torch
 from custom_functions import log
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -147,17 +148,13 @@ def test_anything_but_a_function_is_refused():
             python_op(wrong)
 
 
-class Unwrapped(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return F.MemoryNegated.apply(self.linear(x)).cos()  # Dynamo itself knows numpy
-
-
 def test_explain_names_functions_that_break_the_graph():
-    report = torch_ort.explain(Unwrapped(), torch.randn(4, 6))
+    report = torch_ort.explain(
+        module_with(
+            lambda self, x: F.MemoryNegated.apply(self.linear(x)).cos(), linear=nn.Linear(6, 6)
+        ),
+        torch.randn(4, 6),
+    )
     assert report.functions_outside == {"custom_functions.MemoryNegated": 1}
     text = str(report)
     assert "custom functions outside of the graphs: custom_functions.MemoryNegated 1" in text

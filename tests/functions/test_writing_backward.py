@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -41,16 +42,11 @@ def network(write) -> nn.Module:
             write(ctx.buffer, gradient)
             return gradient * 2, None
 
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.register_buffer("seen", torch.full((4,), 0.5))
-
-        def forward(self, x):
-            return Doubled.apply(self.linear(x), self.seen).relu()
-
-    return Network()
+    return module_with(
+        lambda self, x: Doubled.apply(self.linear(x), self.seen).relu(),
+        linear=nn.Linear(4, 4),
+        seen=torch.full((4,), 0.5),
+    )
 
 
 @pytest.mark.parametrize("write", WRITES)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import module_with
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_ort._C import CallGuard, InternalError, memory_order
 
@@ -254,11 +255,7 @@ class TestInAModule:
     """What a capture bakes in shows in a module's numbers."""
 
     def test_zeros_of_another_sign(self):
-        class Divides(torch.nn.Module):
-            def forward(self, x, by):
-                return x / by
-
-        module = ORTModule(Divides())
+        module = ORTModule(module_with(lambda self, x, by: x / by))
         for by in (0.0, -0.0):
             torch.testing.assert_close(module(torch.ones(2), by), torch.ones(2) / by)
 

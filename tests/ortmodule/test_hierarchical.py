@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -280,17 +281,12 @@ def test_parts_keep_their_own_attributes_and_methods():
         def weights(self):
             return self.weight.sum()
 
-    class Asks(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = Scales(4, 4)
+    def asks(self, x):
+        x = branched(self.part(x)) * self.part.weights() + self.part.in_features
+        self.part.factor = float(len(x))
+        return self.part(x)
 
-        def forward(self, x):
-            x = branched(self.part(x)) * self.part.weights() + self.part.in_features
-            self.part.factor = float(len(x))
-            return self.part(x)
-
-    eager, module = pair(Asks)
+    eager, module = pair(lambda: module_with(asks, part=Scales(4, 4)))
     for step in range(3):
         torch.testing.assert_close(module(rows(step)), eager(rows(step)))
 

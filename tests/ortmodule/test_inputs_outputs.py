@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from models import module_with
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 
@@ -511,15 +512,9 @@ def test_views_of_one_tensor():
 
 
 def test_a_parameter_as_an_argument():
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-
-        def forward(self, x, weight):
-            return self.linear(x) @ weight
-
-    both = Both(Reads())
+    both = Both(
+        module_with(lambda self, x, weight: self.linear(x) @ weight, linear=nn.Linear(4, 4))
+    )
     both(rows(), rows(4, 4).requires_grad_())
     for model in (both.eager, both.ours):
         model(rows(), model.linear.weight).pow(2).sum().backward()
@@ -552,12 +547,8 @@ def test_layouts_of_inputs(change, graphs, graphs_captured):
     [lambda x: x.contiguous(), lambda x: torch.ravel(input=x), lambda x: x[:2].contiguous()[0]],
 )
 def test_row_major_results_are_copies_of_what_lies_otherwise(function, monkeypatch):
-    class Gives(nn.Module):
-        def forward(self, x):
-            return function(x)
-
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
-    module = ORTModule(Gives())
+    module = ORTModule(module_with(lambda self, x: function(x)))
     dense, gaps = rows(4, 6), rows(4, 12)[:, ::2]
     assert module(dense).untyped_storage().data_ptr() == dense.untyped_storage().data_ptr()
     with pytest.warns(FallbackWarning, match="gives an argument back in row-major order"):
@@ -571,12 +562,8 @@ def test_row_major_results_are_copies_of_what_lies_otherwise(function, monkeypat
 @pytest.mark.hands_over("floats of sizes are arguments of operators")
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: x[1:]])
 def test_what_is_given_back_of_what_is_not_dense_shares_its_memory(function, monkeypatch):
-    class Gives(nn.Module):
-        def forward(self, x):
-            return x * (1.0 / x.shape[0]) ** 0.5, function(x)
-
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
-    module = ORTModule(Gives())
+    module = ORTModule(module_with(lambda self, x: (x * (1.0 / x.shape[0]) ** 0.5, function(x))))
     dense, gaps = rows(4, 6), rows(4, 12)[:, ::2]
     for x in (dense, gaps):
         if x is gaps:
@@ -968,17 +955,11 @@ def test_what_is_made_of_an_argument_is_made_of_the_callers(make, mode):
 
 
 def test_parameters_and_buffers_as_outputs():
-    class Gives(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.register_buffer("count", torch.zeros(1))
+    def forward(self, x):
+        self.count.add_(1)
+        return self.linear(x), self.linear.weight, self.count, self.linear.bias[1:]
 
-        def forward(self, x):
-            self.count.add_(1)
-            return self.linear(x), self.linear.weight, self.count, self.linear.bias[1:]
-
-    both = Both(Gives())
+    both = Both(module_with(forward, linear=nn.Linear(4, 4), count=torch.zeros(1)))
     both(rows())
     both(rows())
     assert both.ours.count == 2

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -83,15 +84,9 @@ def test_what_is_handed_over_trains_as_well(function, words, caplog):
     ],
 )
 def test_what_is_written_into_an_argument_keeps_its_gradient(write):
-    class Writes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.arange(4.0))
-
-        def forward(self, x):
-            return write(x, self.weight)
-
-    eager = Writes()
+    eager = module_with(
+        lambda self, x: write(x, self.weight), weight=nn.Parameter(torch.arange(4.0))
+    )
     ours = ORTModule(copy.deepcopy(eager))
     for rows in (3, 5):
         arguments = [torch.ones(rows, 4) for _ in range(2)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from comparison import Options, assert_same_runs, build, train
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -115,17 +116,12 @@ def test_several_steps_in_double(compare):
 
 
 def test_a_model_that_gives_its_own_loss(compare):
-    class WithLoss(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = mlp()
-
-        def forward(self, x, labels):
-            logits = self.net(x)
-            return F.cross_entropy(logits, labels), logits
+    def forward(self, x, labels):
+        logits = self.net(x)
+        return F.cross_entropy(logits, labels), logits
 
     compare(
-        WithLoss,
+        lambda: module_with(forward, net=mlp()),
         lambda step: (rows(), torch.randint(4, (6,))),
         loss=lambda outputs: outputs[0],
     )
@@ -224,15 +220,9 @@ def test_no_parameter_is_trained():
 
 
 def test_parameters_without_use_get_no_gradient():
-    class Spare(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.spare = nn.Linear(8, 4), nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.used(x)
-
-    eager, ours = pair(Spare())
+    eager, ours = pair(
+        module_with(lambda self, x: self.used(x), used=nn.Linear(8, 4), spare=nn.Linear(8, 4))
+    )
     step_both(eager, ours, rows())
     assert ours.spare.weight.grad is None
 
@@ -388,15 +378,10 @@ def test_custom_functions_keep_their_backward():
         def backward(ctx, grad):
             return 3 * grad
 
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, x):
-            return Tripled.apply(self.linear(x))
-
-    step_both(*pair(Net()), rows())
+    step_both(
+        *pair(module_with(lambda self, x: Tripled.apply(self.linear(x)), linear=nn.Linear(8, 8))),
+        rows(),
+    )
 
 
 @pytest.mark.hands_over("a checkpoint")
@@ -445,17 +430,12 @@ def test_autocast_is_noticed(graphs_captured):
 
 
 def test_autocast_inside_forward():
-    class Inside(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.linear(x)
+        return y.float() * 2
 
-        def forward(self, x):
-            with torch.autocast("cpu", torch.bfloat16):
-                y = self.linear(x)
-            return y.float() * 2
-
-    step_both(*pair(Inside()), rows())
+    step_both(*pair(module_with(forward, linear=nn.Linear(8, 8))), rows())
 
 
 def test_deterministic_algorithms_are_noticed(graphs_captured):
@@ -472,15 +452,9 @@ def test_deterministic_algorithms_are_noticed(graphs_captured):
 
 
 def test_the_default_dtype_is_noticed():
-    class Makes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, x):
-            return self.linear(x) + torch.ones(8)
-
-    eager, ours = pair(Makes())
+    eager, ours = pair(
+        module_with(lambda self, x: self.linear(x) + torch.ones(8), linear=nn.Linear(8, 8))
+    )
     try:
         for dtype in (torch.float32, torch.float64, torch.float32):
             torch.set_default_dtype(dtype)
@@ -761,15 +735,9 @@ def test_another_forward_is_noticed():
 def test_recapture_shows_what_is_not_watched(graphs_captured):
     factor = [2.0]
 
-    class Reads(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
-
-        def forward(self, x):
-            return self.linear(x) * factor[0]
-
-    eager, ours = pair(Reads())
+    eager, ours = pair(
+        module_with(lambda self, x: self.linear(x) * factor[0], linear=nn.Linear(8, 8))
+    )
     step_both(eager, ours, rows())
     factor[0] = 5.0
     ours.recapture()
@@ -912,16 +880,11 @@ def test_a_counter_that_the_first_call_makes_is_counted_in():
 
 
 def test_a_flag_that_the_first_call_sets_is_allowed(graphs_captured):
-    class Lazy(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear, self.is_started = nn.Linear(8, 8), False
+    def forward(self, x):
+        self.is_started = True
+        return self.linear(x)
 
-        def forward(self, x):
-            self.is_started = True
-            return self.linear(x)
-
-    eager, ours = pair(Lazy())
+    eager, ours = pair(module_with(forward, linear=nn.Linear(8, 8), is_started=False))
     for _ in range(3):
         step_both(eager, ours, rows())
         assert ours.is_started

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from models import module_with
 from torch import Tensor, nn
 
 import torch_ort
@@ -319,19 +320,13 @@ def test_sizes_that_change() -> None:
 
 
 def test_results_keep_the_strides_of_eager() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Conv2d(3, 16, 3)
-            self.second = nn.Conv2d(16, 8, 3)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            inner = self.first(x).relu()
-            last = self.second(inner)
-            return last, inner * 2, last.flatten(2), last.mean((2, 3), keepdim=True)
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        inner = self.first(x).relu()
+        last = self.second(inner)
+        return last, inner * 2, last.flatten(2), last.mean((2, 3), keepdim=True)
 
     torch.manual_seed(0)
-    model = Model()
+    model = module_with(forward, first=nn.Conv2d(3, 16, 3), second=nn.Conv2d(16, 8, 3))
     compiled = torch.compile(model, backend="ort")
     x = torch.randn(4, 3, 12, 12, requires_grad=True)
     for got, want in zip(compiled(x), model(x), strict=True):
@@ -523,16 +518,11 @@ def test_weights_weigh_as_in_the_captured_call() -> None:
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 @pytest.mark.compile_only("the recorder takes no sizes from data")
 def test_sizes_that_data_tells_stay_plain() -> None:
-    class Chosen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layers(x[x.mean((1, 2, 3)) > 0])
-
     torch.manual_seed(0)
-    model = Chosen()
+    model = module_with(
+        lambda self, x: self.layers(x[x.mean((1, 2, 3)) > 0]),
+        layers=nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)),
+    )
     x = torch.randn(6, 3, 12, 12)
     assert moved(captured(model, x)) == 0
     torch.compiler.reset()

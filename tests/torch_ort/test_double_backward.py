@@ -10,6 +10,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from models import module_with
 from roads import ROADS, Applies
 from torch import nn
 
@@ -272,17 +273,12 @@ def test_random_numbers_cannot_be_drawn_again(road):
 
 
 def test_what_is_read_and_written_cannot_be_read_again(road):
-    class Counts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("count", torch.ones((), dtype=torch.float64))
+    def forward(self, x):
+        y = x.pow(3) * self.count.clone()
+        self.count.add_(1)
+        return y
 
-        def forward(self, x):
-            y = x.pow(3) * self.count.clone()
-            self.count.add_(1)
-            return y
-
-    ours = road(Counts())
+    ours = road(module_with(forward, count=torch.ones((), dtype=torch.float64)))
     with pytest.raises(RuntimeError, match="double backward of this call: it reads what it writes"):
         penalty(ours, rows(4, 6)).backward()
     penalty(ours, rows(4, 6)).backward()
@@ -347,17 +343,11 @@ def test_a_module_that_has_changed_since(monkeypatch):
 
 
 def test_parameters_are_put_back_and_what_forward_assigns():
-    class Keeps(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = critic()
-            self.last = None
+    def forward(self, x):
+        self.last = self.inner(x)
+        return self.last * 2
 
-        def forward(self, x):
-            self.last = self.inner(x)
-            return self.last * 2
-
-    eager, ours, module = pair(Keeps(), torch_ort.ORTModule)
+    eager, ours, module = pair(module_with(forward, inner=critic(), last=None), torch_ort.ORTModule)
     weight = module.inner[0].weight
     x = rows(4, 6)
     for call in (eager, ours):

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -409,18 +410,12 @@ class Reversible(torch.autograd.Function):
         return gradient, None
 
 
-class ReversibleNetwork(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 6)
-        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
-
-    def forward(self, x):
-        return Reversible.apply(self.first(x), self.layers)
-
-
 def test_a_backward_that_adds_to_gradients_of_the_module():
-    model = ReversibleNetwork()
+    model = module_with(
+        lambda self, x: Reversible.apply(self.first(x), self.layers),
+        first=nn.Linear(6, 6),
+        layers=nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)]),
+    )
     expected = copy.deepcopy(model)
     wrapped = torch_ort.ORTModule(model)
     for _ in range(3):  # the second adds to gradients that are there

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from models import module_with
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -194,16 +195,10 @@ def test_an_embedding_of_one_dim_and_one_that_is_read_twice(road: str, rows: Cal
 
 @pytest.mark.parametrize("road", ["compile", "ortmodule"])
 def test_arguments_that_pass_through_keywords_have_their_names(road: str, rows: Callable) -> None:
-    class Outer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Model()
-
-        def forward(self, **kwargs: Tensor) -> Tensor:
-            return self.model(**kwargs)
-
     ids, labels = batch()
-    ROADS[road](Outer())(input_ids=ids, labels=labels).backward()
+    ROADS[road](module_with(lambda self, **kwargs: self.model(**kwargs), model=Model()))(
+        input_ids=ids, labels=labels
+    ).backward()
     assert [row[2] for row in rows()] == ["input_ids", "labels"]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -319,17 +320,12 @@ class TestTheModelIsUntouched:
 
     @pytest.mark.hands_over("an input of the caller's is written into")
     def test_a_buffer_that_forward_replaces_and_an_input_that_it_writes(self):
-        class Counts(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.register_buffer("calls", torch.zeros(1))
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls = self.calls + 1
+            x.add_(1)
+            return x * self.calls
 
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                self.calls = self.calls + 1
-                x.add_(1)
-                return x * self.calls
-
-        model, x = Counts(), torch.zeros(3)
+        model, x = module_with(forward, calls=torch.zeros(1)), torch.zeros(3)
         calls = model.calls
         profile(model, x)
         assert model.calls is calls
@@ -343,17 +339,12 @@ class TestTheModelIsUntouched:
         loss.backward()  # no saved tensor counts as written
 
     def test_after_an_error_of_the_model(self):
-        class Fails(nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.register_buffer("calls", torch.zeros(1))
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            torch._dynamo.graph_break()
+            return x @ x
 
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                self.calls.add_(1)
-                torch._dynamo.graph_break()
-                return x @ x
-
-        model = Fails()
+        model = module_with(forward, calls=torch.zeros(1))
         with pytest.raises(Exception, match=r"size|shape"):
             profile(model, torch.randn(2, 3))
         assert model.calls.tolist() == [0]

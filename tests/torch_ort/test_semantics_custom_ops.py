@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
+from models import module_with
 from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -184,18 +185,14 @@ class TestCustomOps:
 class TestMutatingOps:
     @pytest.mark.hands_over("a custom operator that writes into its arguments")
     def test_on_a_buffer(self, compare_training):
-        class Counting(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = nn.Linear(6, 6)
-                self.register_buffer("total", torch.zeros(6))
+        def forward(self, x):
+            y = self.linear(x)
+            accumulate(self.total, y.detach())
+            return y * 2
 
-            def forward(self, x):
-                y = self.linear(x)
-                accumulate(self.total, y.detach())
-                return y * 2
-
-        compare_training(Counting, rows)
+        compare_training(
+            lambda: module_with(forward, linear=nn.Linear(6, 6), total=torch.zeros(6)), rows
+        )
 
     @pytest.mark.hands_over("a custom operator that writes into its arguments")
     def test_on_an_input(self, compare_training):

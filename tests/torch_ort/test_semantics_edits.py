@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from models import module_with
 from torch import nn
 
 pytestmark = pytest.mark.both_roads
@@ -109,15 +110,7 @@ class TestEditBeforeBackward:
                 loss.backward()
 
     def test_buffer(self, both, device):
-        class Scaled(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.register_buffer("scale", torch.ones(6))
-
-            def forward(self, x):
-                return (x * self.scale).sum()
-
-        model = Scaled().to(device)
+        model = module_with(lambda self, x: (x * self.scale).sum(), scale=torch.ones(6)).to(device)
         for call in both(model):
             loss = call(torch.randn(4, 6, device=device, requires_grad=True))
             model.scale.add_(1)

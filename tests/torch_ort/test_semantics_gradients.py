@@ -6,6 +6,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from models import module_with
 from torch import nn
 
 pytestmark = pytest.mark.both_roads
@@ -369,16 +370,10 @@ class TestLosses:
         ],
     )
     def test_inside_the_graph(self, compare_training, loss):
-        class WithLoss(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = nn.Linear(6, 5)
-
-            def forward(self, x, labels):
-                return loss(self.linear(x), labels)
-
         compare_training(
-            WithLoss,
+            lambda: module_with(
+                lambda self, x, labels: loss(self.linear(x), labels), linear=nn.Linear(6, 5)
+            ),
             lambda step: (torch.randn(4, 6), torch.randint(0, 5, (4,))),
             loss=lambda value: value,
         )

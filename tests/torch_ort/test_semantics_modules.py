@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from models import module_with
 from torch import nn
 
 pytestmark = pytest.mark.both_roads
@@ -248,16 +249,12 @@ def test_nested_inputs_and_constants(compare_training):
 
 
 def test_unused_parameter_has_no_gradient(compare_training):
-    class Unused(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used = nn.Linear(8, 4)
-            self.unused = nn.Linear(8, 4)
-
-        def forward(self, x):
-            return self.used(x)
-
-    want, _ = compare_training(Unused, rows)
+    want, _ = compare_training(
+        lambda: module_with(
+            lambda self, x: self.used(x), used=nn.Linear(8, 4), unused=nn.Linear(8, 4)
+        ),
+        rows,
+    )
     assert want.records[-1]["gradient of unused.weight"] is None
 
 
@@ -295,34 +292,24 @@ def test_module_called_twice_per_step(compiled, assert_engine_ran):
 
 
 def test_submodule_shared_within_one_forward(compare_training):
-    class Shared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
+    def forward(self, x):
+        for _ in range(3):
+            x = torch.tanh(self.layer(x))
+        return x
 
-        def forward(self, x):
-            for _ in range(3):
-                x = torch.tanh(self.layer(x))
-            return x
-
-    compare_training(Shared, rows)
+    compare_training(lambda: module_with(forward, layer=nn.Linear(8, 8)), rows)
 
 
 def test_output_fed_back_as_the_next_input(compare_training):
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell = nn.GRUCell(8, 8)
+    def forward(self, x):
+        state = torch.zeros_like(x)
+        states = []
+        for _ in range(3):
+            state = self.cell(x, state)
+            states.append(state)
+        return torch.stack(states)
 
-        def forward(self, x):
-            state = torch.zeros_like(x)
-            states = []
-            for _ in range(3):
-                state = self.cell(x, state)
-                states.append(state)
-            return torch.stack(states)
-
-    compare_training(Recurrent, rows)
+    compare_training(lambda: module_with(forward, cell=nn.GRUCell(8, 8)), rows)
 
 
 def test_float64(compare_training):
@@ -437,18 +424,13 @@ def test_compile_method_of_a_module(backend, assert_engine_ran):
 
 @pytest.mark.compile_only("a method of torch")
 def test_compiled_blocks_inside_an_eager_module(backend, assert_engine_ran):
-    class Stack(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList(Block() for _ in range(3))
-
-        def forward(self, x):
-            for block in self.blocks:
-                x = torch.relu(block(x)) + x
-            return x
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.relu(block(x)) + x
+        return x
 
     torch.manual_seed(0)
-    eager = Stack()
+    eager = module_with(forward, blocks=nn.ModuleList(Block() for _ in range(3)))
     ours = copy.deepcopy(eager)
     for block in ours.blocks:
         block.compile(backend=backend, fullgraph=True)

@@ -7,6 +7,7 @@ import gc
 
 import pytest
 import torch
+from models import module_with
 from torch import nn
 
 from tests.roads import ROADS
@@ -105,47 +106,33 @@ class TestMutatedInputs:
         assert want.records[-1]["buffer calls"] == 3
 
     def test_buffer_replaced_by_a_new_tensor(self, compare_training):
-        class Replaced(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = nn.Linear(6, 6)
-                self.register_buffer("last", torch.zeros(6))
-
-            def forward(self, x):
-                y = self.linear(x) + self.last
-                self.last = y.detach().mean(0)
-                return y
-
-        compare_training(Replaced, rows)
-
-    def test_cache_written_at_an_index(self, compare_training):
-        class Cache(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linear = nn.Linear(6, 6)
-                self.register_buffer("keys", torch.zeros(8, 6))
-
-            def forward(self, x, position):
-                self.keys.index_copy_(0, position, self.linear(x).detach())
-                return self.linear(x) @ self.keys.t()
+        def forward(self, x):
+            y = self.linear(x) + self.last
+            self.last = y.detach().mean(0)
+            return y
 
         compare_training(
-            Cache, lambda step: (torch.randn(2, 6), torch.tensor([2 * step, 2 * step + 1]))
+            lambda: module_with(forward, linear=nn.Linear(6, 6), last=torch.zeros(6)), rows
+        )
+
+    def test_cache_written_at_an_index(self, compare_training):
+        def forward(self, x, position):
+            self.keys.index_copy_(0, position, self.linear(x).detach())
+            return self.linear(x) @ self.keys.t()
+
+        compare_training(
+            lambda: module_with(forward, linear=nn.Linear(6, 6), keys=torch.zeros(8, 6)),
+            lambda step: (torch.randn(2, 6), torch.tensor([2 * step, 2 * step + 1])),
         )
 
     @pytest.mark.hands_over("an input that is written into")
     def test_parameter_changed_under_no_grad(self, compare_training):
-        class Clamped(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.weight = nn.Parameter(torch.randn(6, 6))
+        def forward(self, x):
+            with torch.no_grad():
+                self.weight.clamp_(-0.5, 0.5)
+            return x @ self.weight
 
-            def forward(self, x):
-                with torch.no_grad():
-                    self.weight.clamp_(-0.5, 0.5)
-                return x @ self.weight
-
-        compare_training(Clamped, rows)
+        compare_training(lambda: module_with(forward, weight=nn.Parameter(torch.randn(6, 6))), rows)
 
     @pytest.mark.hands_over("an input that is written into")
     @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -192,18 +179,13 @@ class TestMutatedInputs:
 
     @pytest.mark.hands_over("PyTorch words the error")
     def test_edit_by_the_module_of_what_backward_reads(self, device, both):
-        class Counter(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.register_buffer("scale", torch.ones(6))
-
-            def forward(self, x):
-                y = x * self.scale
-                self.scale.add_(1)
-                return y
+        def forward(self, x):
+            y = x * self.scale
+            self.scale.add_(1)
+            return y
 
         # Torch refuses this while it traces; the words are those of eager.
-        for call in both(Counter().to(device)):
+        for call in both(module_with(forward, scale=torch.ones(6)).to(device)):
             x = torch.randn(4, 6, device=device, requires_grad=True)
             with pytest.raises(Exception, match=EDITED):
                 call(x).sum().backward()
@@ -274,15 +256,10 @@ class TestAliasingInputs:
         torch.testing.assert_close(results[1], results[0])
 
     def test_parameter_passed_as_input_too(self, device, both):
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.weight = nn.Parameter(torch.linspace(-1, 1, 36).reshape(6, 6))
-
-            def forward(self, x, other):
-                return x @ self.weight + other
-
-        model = Model().to(device)
+        model = module_with(
+            lambda self, x, other: x @ self.weight + other,
+            weight=nn.Parameter(torch.linspace(-1, 1, 36).reshape(6, 6)),
+        ).to(device)
         gradients = []
         for call in both(model):
             model.zero_grad()

@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from models import module_with
 from torch import nn
 
 pytestmark = pytest.mark.both_roads
@@ -16,15 +17,6 @@ def rows(step: int) -> torch.Tensor:
 
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4))
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.linear(x))
 
 
 def double(module: nn.Module, args: tuple, output: torch.Tensor) -> torch.Tensor:
@@ -175,7 +167,9 @@ class TestHooks:
         seen, gradients = [], []
         for wrap in (lambda m: m, functools.partial(compiled, fullgraph=False)):
             torch.manual_seed(0)
-            model = Block().to(device)
+            model = module_with(
+                lambda self, x: torch.tanh(self.linear(x)), linear=nn.Linear(8, 8)
+            ).to(device)
             hooked = model if where == "root" else model.linear
             hooked.register_full_backward_hook(
                 lambda module, inputs, outputs: seen.append(outputs[0].sum())

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from injection import at_place
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -72,15 +73,6 @@ class Norm(nn.Module):
         return torch.softmax(nn.functional.gelu(self.norm(self.linear(x))), -1)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x)[0]
-
-
 def compiled(target: Callable, **settings) -> Callable:
     return torch.compile(target, backend="ort", **settings)
 
@@ -111,7 +103,7 @@ class TestFallbackPolicy:
     def test_what_dynamo_leaves_out_raises(self, monkeypatch):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
         with pytest.raises(torch_ort.Unsupported, match="Dynamo cannot capture it"):
-            compiled(Recurrent())(X)
+            compiled(module_with(lambda self, x: self.layer(x)[0], layer=nn.LSTM(4, 4)))(X)
 
     def test_a_wrong_name(self, monkeypatch):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "NEVER")

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
+from models import module_with
 from torch import nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.nn.parallel import DistributedDataParallel
@@ -216,11 +217,7 @@ def test_strict_raises_for_a_whole_part():
 
 
 def test_a_break_in_a_later_call(lenient):
-    class Switches(nn.Module):
-        def forward(self, x, is_odd):
-            return x[places(x[:, 0])] if is_odd else x * 2
-
-    run = compiled(Switches())
+    run = compiled(module_with(lambda self, x, is_odd: x[places(x[:, 0])] if is_odd else x * 2))
     assert told(lambda: run(X, False)) == []
     assert len(told(lambda: [run(X, True), run(X, True)])) == 1
 

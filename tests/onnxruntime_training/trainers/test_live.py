@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from models import module_with
 from processes import run_script
 from torch import nn
 
@@ -88,15 +89,10 @@ def test_the_criterion_is_in_the_graph():
 
 
 def test_several_inputs_and_results():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(6, 3)
-
-        def forward(self, x, scale):
-            return {"logits": self.linear(x) * scale, "mean": x.mean()}
-
-    model = Two()
+    model = module_with(
+        lambda self, x, scale: {"logits": self.linear(x) * scale, "mean": x.mean()},
+        linear=nn.Linear(6, 3),
+    )
     run = Trainer(
         model,
         lambda it, y: F.cross_entropy(it["logits"], y),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager_loops import WithLoss, batches, net
-from torch import nn
+from models import module_with
 
 from torch_ort.optim import SGDConfig
 from torch_ort.trainers import v0
@@ -84,15 +84,11 @@ def test_the_first_trainer_writes_it_too(tmp_path):
 
 
 def test_described_names_that_values_inside_have_too(tmp_path):
-    class Plain(nn.Module):
-        def forward(self, x, y):
-            return (x * y).sum(), x * y, x * y, x + y, x
-
     desc = {
         "inputs": [("add", ["n"]), ("mul_1", ["n"])],
         "outputs": [("sum_1", [], True), ("mul", ["n"]), ("b", ["n"]), ("c", ["n"]), ("d", ["n"])],
     }
-    model = Plain()
+    model = module_with(lambda self, x, y: ((x * y).sum(), x * y, x * y, x + y, x))
     trainer = make(model, desc, None)
     x, y = torch.randn(4), torch.randn(4)
     trainer.eval_step(x, y)

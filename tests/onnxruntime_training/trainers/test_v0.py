@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager_loops import WithLoss, batches, make_optimizer, net, train
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -211,16 +212,11 @@ def test_scales_go_up_and_down_between_limits():
 
 
 def test_a_model_that_gives_its_loss():
-    class Summed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net()
+    def forward(self, x, y):
+        logits = self.net(x)
+        return F.cross_entropy(logits, y), (logits, [logits.argmax(1)])
 
-        def forward(self, x, y):
-            logits = self.net(x)
-            return F.cross_entropy(logits, y), (logits, [logits.argmax(1)])
-
-    eager, model = net(), Summed()
+    eager, model = net(), module_with(forward, net=net())
     desc = described()
     desc.outputs_.append(IODescription("classes", ["batch"], torch.int64))
     trainer = make(model, loss_fn=None, model_desc=desc)  # `label` is no parameter: by place

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from eager_loops import WithLoss, batches, make_optimizer, net, train
+from models import module_with
 from torch import nn
 
 import torch_ort
@@ -282,16 +283,10 @@ def test_weights_of_other_dtypes(dtype, tmp_path):
 def test_sparse_gradients_are_refused_in_words(monkeypatch):
     monkeypatch.delenv("TORCH_ORT_STRICT")  # such a module runs in eager PyTorch
 
-    class Bag(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Embedding(5, 3, sparse=True)
-
-        def forward(self, x):
-            return self.table(x)
-
     trainer = make(
-        Bag(), "AdamOptimizer", desc={**DESC, "inputs": [("x", ["n"]), ("label", ["n"])]}
+        module_with(lambda self, x: self.table(x), table=nn.Embedding(5, 3, sparse=True)),
+        "AdamOptimizer",
+        desc={**DESC, "inputs": [("x", ["n"]), ("label", ["n"])]},
     )
     with pytest.raises(RuntimeError, match="gradients: got a sparse one, want dense ones"):
         trainer.train_step(torch.tensor([1, 2]), torch.tensor([0, 1]))
