@@ -179,30 +179,20 @@ def numbers(*shape: int) -> torch.Tensor:
 CASES = {
     **{name: (make, x) for name, (make, x) in MODELS.items()},
     "layouts": (Layouts, numbers(2, 3, 4, 6)),
-    "layouts, channels last": (
-        Layouts, numbers(2, 3, 4, 6).to(memory_format=torch.channels_last),
-    ),
+    "layouts, channels last": (Layouts, numbers(2, 3, 4, 6).to(memory_format=torch.channels_last)),
     "writes": (Writes, numbers(4, 6)),
     "language model with loss": (Llm, torch.arange(20).reshape(4, 5) % 11),
     "upsampling": (lambda: nn.Sequential(nn.Conv2d(3, 2, 1), nn.Upsample(scale_factor=2)),
                    numbers(2, 3, 4, 4)),
-    "norms of images with channels last": (
-        lambda: nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)),
-        numbers(2, 3, 6, 5).to(memory_format=torch.channels_last),
-    ),
+    "norms of images with channels last": (lambda: nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4,
+        3), nn.BatchNorm2d(4)), numbers(2, 3, 6, 5).to(memory_format=torch.channels_last)),
     "the gradient of a mean of squares": (Distance, numbers(5, 4)),
     "depthwise": (lambda: nn.Conv2d(4, 4, 3, groups=4), numbers(2, 4, 6, 6)),
     "transposed": (lambda: nn.ConvTranspose2d(3, 4, 3, stride=2), numbers(2, 3, 5, 5)),
-    "norms": (
-        lambda: nn.Sequential(
-            nn.Conv1d(4, 8, 3), nn.GroupNorm(2, 8), nn.InstanceNorm1d(8), nn.MaxPool1d(2),
-            nn.PReLU(), nn.Softplus(),
-        ),
-        numbers(2, 4, 12),
-    ),
-    "a norm of the input": (
-        lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Conv1d(4, 8, 3)), numbers(2, 4, 12),
-    ),
+    "norms": (lambda: nn.Sequential(nn.Conv1d(4, 8, 3), nn.GroupNorm(2, 8), nn.InstanceNorm1d(8),
+        nn.MaxPool1d(2), nn.PReLU(), nn.Softplus()), numbers(2, 4, 12)),
+    "a norm of the input": (lambda: nn.Sequential(nn.GroupNorm(2, 4), nn.Conv1d(4, 8, 3)),
+        numbers(2, 4, 12)),
 }  # fmt: skip
 
 

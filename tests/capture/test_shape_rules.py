@@ -79,13 +79,9 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten.native_dropout_backward.default, (t(2, 3), t(2, 3) > 0, 2.0), {}),
     (aten.native_dropout_backward.default, (t(3, 2).t(), t(3, 2).t() > 0, 2.0), {}),
     (aten.mse_loss_backward.default, (t(), t(3, 2).t(), t(2, 3), 1), {}),
-    *(
-        (loss.default, (x, target, reduction), {})
-        for loss in (aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.soft_margin_loss)
-        for x in (t(3, 2).t(), t(4, 6)[:, ::2][:2], t(2, 3).bfloat16())
-        for target in (t(2, 3), t(3, 2).t().double())
-        for reduction in (0, 1, 2)
-    ),
+    *((loss.default, (x, target, reduction), {}) for loss in (aten.mse_loss, aten.smooth_l1_loss,
+     aten.huber_loss, aten.soft_margin_loss) for x in (t(3, 2).t(), t(4, 6)[:, ::2][:2], t(2,
+     3).bfloat16()) for target in (t(2, 3), t(3, 2).t().double()) for reduction in (0, 1, 2)),
     (aten.huber_loss_backward.default, (t(3), t(2, 3), t(2, 1), 0, 0.5), {}),
     (aten.smooth_l1_loss_backward.default, (t(), t(0, 3), t(0, 3), 1, 0.5), {}),
     (aten.detach.default, (t(2, 3),), {}),
@@ -161,60 +157,29 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten._softmax_backward_data.default, (t(2, 3), t(2, 3), 1, torch.float32), {}),
     (aten.native_layer_norm.default, (t(2, 3, 4), [4], t(4), t(4), 1e-5), {}),
     (aten.native_layer_norm.default, (t(2, 4, 3).transpose(1, 2), [4], t(4), None, 1e-5), {}),
-    (
-        aten.native_layer_norm_backward.default,
-        (
-            t(2, 3, 4), t(2, 4, 3).transpose(1, 2), [4], t(2, 3, 1), t(2, 3, 1), t(4), t(4),
-            [True, True, False],
-        ),
-        {},
-    ),
+    (aten.native_layer_norm_backward.default, (t(2, 3, 4), t(2, 4, 3).transpose(1, 2), [4], t(2, 3,
+     1), t(2, 3, 1), t(4), t(4), [True, True, False]), {}),
     (aten._fused_rms_norm.default, (t(2, 3, 4), [4], t(4), 1e-5), {}),
     (aten._fused_rms_norm.default, (t(2, 3, 4), [3, 4], None, None), {}),
     (aten._fused_rms_norm.default, (t(2, 3, 4).bfloat16(), [4], t(4).bfloat16(), None), {}),
     (aten._fused_rms_norm.default, (t(2, 3, 4).double(), [4], None, 1e-5), {}),
     (aten.native_group_norm.default, (t(2, 4, 3), t(4), t(4), 2, 4, 3, 2, 1e-5), {}),
     (aten.native_group_norm.default, (last(2, 4, 3, 5), t(4), t(4), 2, 4, 15, 2, 1e-5), {}),
-    (
-        aten.native_group_norm_backward.default,
-        (last(2, 4, 3, 5), last(2, 4, 3, 5), t(2, 2), t(2, 2), t(4), 2, 4, 15, 2, [True] * 3), {},
-    ),
-    *(
-        (aten._native_batch_norm_legit.no_stats, (x, t(4), t(4), True, 0.1, 1e-5), {})
-        for x in (t(2, 4), t(3, 4, 2).transpose(0, 2), last(2, 4, 3, 5), t(2, 4, 3, 5).mT)
-    ),
-    *(
-        (
-            aten._native_batch_norm_legit_functional.default,
-            (x, t(4), t(4), t(4), t(4), True, 0.1, 1e-5), {},
-        )
-        for x in (last(2, 4, 3, 5), t(2, 4, 3, 5).mT, t(3, 4, 2).transpose(0, 2))
-    ),
-    *(
-        (
-            aten.native_batch_norm_backward.default,
-            (t(*x.shape), x, t(4), t(4), t(4), t(4), t(4), True, 1e-5, [True] * 3), {},
-        )
-        for x in (last(2, 4, 3, 5), t(2, 4, 3, 5).mT, t(3, 4, 2).transpose(0, 2))
-    ),
-    (
-        aten.native_group_norm_backward.default,
-        (t(2, 4, 3), t(2, 4, 3), t(2, 2), t(2, 2), t(4), 2, 4, 3, 2, [True] * 3),
-        {},
-    ),
-    (
-        aten.native_group_norm.default,
-        (t(2, 4, 3, dtype=torch.bfloat16), t(4), None, 2, 4, 3, 2, 1e-5),
-        {},
-    ),
-    (
-        aten.native_group_norm_backward.default,
-        (
-            *(t(2, 4, 3, dtype=torch.bfloat16) for _ in range(2)), t(2, 2), t(2, 2), t(4), 2, 4, 3,
-            2, [True] * 3,
-        ),
-        {},
-    ),
+    (aten.native_group_norm_backward.default,
+     (last(2, 4, 3, 5), last(2, 4, 3, 5), t(2, 2), t(2, 2), t(4), 2, 4, 15, 2, [True] * 3), {}),
+    *((aten._native_batch_norm_legit.no_stats, (x, t(4), t(4), True, 0.1, 1e-5), {}) for x in (t(2,
+     4), t(3, 4, 2).transpose(0, 2), last(2, 4, 3, 5), t(2, 4, 3, 5).mT)),
+    *((aten._native_batch_norm_legit_functional.default, (x, t(4), t(4), t(4), t(4), True, 0.1,
+     1e-5), {}) for x in (last(2, 4, 3, 5), t(2, 4, 3, 5).mT, t(3, 4, 2).transpose(0, 2))),
+    *((aten.native_batch_norm_backward.default, (t(*x.shape), x, t(4), t(4), t(4), t(4), t(4), True,
+     1e-5, [True] * 3), {}) for x in (last(2, 4, 3, 5), t(2, 4, 3, 5).mT, t(3, 4, 2).transpose(0,
+     2))),
+    (aten.native_group_norm_backward.default,
+     (t(2, 4, 3), t(2, 4, 3), t(2, 2), t(2, 2), t(4), 2, 4, 3, 2, [True] * 3), {}),
+    (aten.native_group_norm.default,
+     (t(2, 4, 3, dtype=torch.bfloat16), t(4), None, 2, 4, 3, 2, 1e-5), {}),
+    (aten.native_group_norm_backward.default, (*(t(2, 4, 3,
+     dtype=torch.bfloat16) for _ in range(2)), t(2, 2), t(2, 2), t(4), 2, 4, 3, 2, [True] * 3), {}),
     (aten.nll_loss_forward.default, (t(2, 3), ints(2), None, 1, -100), {}),
     (aten.nll_loss_backward.default, (t(), t(2, 3), ints(2), None, 1, -100, t()), {}),
     (aten.mse_loss_backward.default, (t(), t(2, 3), t(2, 3), 1), {}),
@@ -229,159 +194,63 @@ CASES: list[tuple[Any, tuple, dict]] = [
     (aten.upsample_linear1d_backward.default, (t(2, 3, 7), [7], [2, 3, 4], False), {}),
     (aten.upsample_nearest2d.default, (t(2, 3, 4, 5), [8, 5], 2.0, None), {}),
     (aten.upsample_bilinear2d.default, (last(2, 3, 4, 5), [8, 6], True), {}),
-    (
-        aten.upsample_bilinear2d_backward.default,
-        (last(2, 3, 8, 6), [8, 6], [2, 3, 4, 5], True),
-        {},
-    ),
-    (
-        aten.upsample_bicubic2d_backward.default,
-        (t(2, 3, 8, 6), [8, 6], [2, 3, 4, 5], True),
-        {},
-    ),
+    (aten.upsample_bilinear2d_backward.default, (last(2, 3, 8, 6), [8, 6], [2, 3, 4, 5], True), {}),
+    (aten.upsample_bicubic2d_backward.default, (t(2, 3, 8, 6), [8, 6], [2, 3, 4, 5], True), {}),
     (aten.upsample_bicubic2d.default, (t(2, 4, 3, 5).transpose(1, 2), [8, 6], True), {}),
     (aten.upsample_trilinear3d.default, (t(2, 3, 2, 4, 5), [3, 8, 6], True), {}),
     (aten.upsample_bilinear2d.default, (t(2, 7, 4, 5)[:, 2:5], [8, 6], True), {}),
     (aten.upsample_bilinear2d.default, (last(2, 7, 4, 5)[:, 2:5], [8, 6], True), {}),
     (aten.upsample_nearest3d.default, (last(2, 7, 2, 4, 5)[:, 2:5], [3, 8, 6]), {}),
-    *(
-        (aten.upsample_bilinear2d_backward.default, (g, [8, 6], [2, 3, 4, 5], True), {})
-        for g in (t(2, 7, 8, 6)[:, 2:5], last(2, 7, 8, 6)[:, 2:5], t(3, 1, 1).expand(2, 3, 8, 6),
-                  t(2, 3, 9, 6)[:, :, 1:], last(2, 3, 9, 7)[..., 1:, :-1])
-    ),
+    *((aten.upsample_bilinear2d_backward.default, (g, [8, 6], [2, 3, 4, 5], True),
+     {}) for g in (t(2, 7, 8, 6)[:, 2:5], last(2, 7, 8, 6)[:, 2:5], t(3, 1, 1).expand(2, 3, 8, 6),
+     t(2, 3, 9, 6)[:, :, 1:], last(2, 3, 9, 7)[..., 1:, :-1])),
     (aten._upsample_nearest_exact3d.default, (t(2, 3, 2, 4, 5), [3, 8, 6]), {}),
     (aten.binary_cross_entropy_with_logits.default, (t(2, 3), t(2, 3), None, None, 1), {}),
-    (
-        aten._native_batch_norm_legit_functional.default,
-        (t(2, 4, 3).transpose(1, 2), t(3), t(3), t(3), t(3), True, 0.1, 1e-5),
-        {},
-    ),
-    (
-        aten._native_batch_norm_legit_functional.default,
-        (t(2, 3, 4, 5), t(3), t(3), t(3), t(3), True, 0.1, 1e-5),
-        {},
-    ),
-    (
-        aten.native_batch_norm_backward.default,
-        (t(2, 3, 4), t(2, 3, 4), t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True] * 3),
-        {},
-    ),
+    (aten._native_batch_norm_legit_functional.default,
+     (t(2, 4, 3).transpose(1, 2), t(3), t(3), t(3), t(3), True, 0.1, 1e-5), {}),
+    (aten._native_batch_norm_legit_functional.default,
+     (t(2, 3, 4, 5), t(3), t(3), t(3), t(3), True, 0.1, 1e-5), {}),
+    (aten.native_batch_norm_backward.default,
+     (t(2, 3, 4), t(2, 3, 4), t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True] * 3), {}),
     # Under autocast the parameters and statistics stay in float32.
-    *(
-        row
-        for dtype in (torch.float16, torch.bfloat16)
-        for x in (t(2, 3, 4).to(dtype),)
-        for row in (
-            (
-                aten._native_batch_norm_legit_functional.default,
-                (x, t(3), t(3), t(3), t(3), True, 0.1, 1e-5),
-                {},
-            ),
-            (
-                aten.native_batch_norm_backward.default,
-                (x, x, t(3), t(3), t(3), t(3), t(3), True, 1e-5, [True] * 3),
-                {},
-            ),
-        )
-    ),
-    (
-        aten.convolution.default,
-        (t(2, 3, 8, 9), t(4, 3, 3, 3), t(4), [2], [1], [1], False, [0], 1),
-        {},
-    ),
-    (
-        aten.convolution.default,
-        (t(2, 4, 8), t(4, 1, 3), None, [1], [0], [2], False, [0], 4),
-        {},
-    ),
-    (
-        aten.convolution.default,
-        (t(2, 4, 5, 5), t(4, 3, 3, 3), None, [2, 2], [1, 1], [1, 1], True, [1, 1], 1),
-        {},
-    ),
-    (
-        aten.convolution_backward.default,
-        (
-            t(2, 4, 8, 9), t(2, 3, 8, 9), t(4, 3, 3, 3), [4], [1, 1], [1, 1], [1, 1], False,
-            [0, 0], 1, [True] * 3,
-        ),
-        {},
-    ),
-    *(
-        (aten.convolution.default, (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), {})
-        for x in (t(2, 3, 8, 9), last(2, 3, 8, 9))
-        for w in (t(4, 3, 3, 3), last(4, 3, 3, 3), t(4, 3, 1, 1))
-    ),
-    *(
-        (
-            aten.convolution_backward.default,
-            (
-                t(2, 4, 8, 9), x, w, [4], [1, 1], [1, 1], [1, 1], False, [0, 0], 1,
-                [True, True, False],
-            ),
-            {},
-        )
-        for x in (t(2, 3, 8, 9), last(2, 3, 8, 9))
-        for w in (t(4, 3, 3, 3), last(4, 3, 3, 3))
-    ),
+    *(row for dtype in (torch.float16, torch.bfloat16) for x in (t(2, 3, 4).to(dtype),
+     ) for row in ((aten._native_batch_norm_legit_functional.default, (x, t(3), t(3), t(3), t(3),
+     True, 0.1, 1e-5), {}), (aten.native_batch_norm_backward.default, (x, x, t(3), t(3), t(3), t(3),
+     t(3), True, 1e-5, [True] * 3), {}))),
+    (aten.convolution.default, (t(2, 3, 8, 9), t(4, 3, 3, 3), t(4), [2], [1], [1], False, [0], 1),
+     {}),
+    (aten.convolution.default, (t(2, 4, 8), t(4, 1, 3), None, [1], [0], [2], False, [0], 4), {}),
+    (aten.convolution.default,
+     (t(2, 4, 5, 5), t(4, 3, 3, 3), None, [2, 2], [1, 1], [1, 1], True, [1, 1], 1), {}),
+    (aten.convolution_backward.default, (t(2, 4, 8, 9), t(2, 3, 8, 9), t(4, 3, 3, 3), [4], [1, 1],
+     [1, 1], [1, 1], False, [0, 0], 1, [True] * 3), {}),
+    *((aten.convolution.default, (x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+     {}) for x in (t(2, 3, 8, 9), last(2, 3, 8, 9)) for w in (t(4, 3, 3, 3), last(4, 3, 3, 3), t(4,
+     3, 1, 1))),
+    *((aten.convolution_backward.default, (t(2, 4, 8, 9), x, w, [4], [1, 1], [1, 1], [1, 1], False,
+     [0, 0], 1, [True, True, False]), {}) for x in (t(2, 3, 8, 9), last(2, 3, 8, 9)) for w in (t(4,
+     3, 3, 3), last(4, 3, 3, 3))),
     (aten.hardshrink_backward.default, (t(3, 2).t(), t(3, 2).t(), 0.5), {}),
     (aten.threshold_backward.default, (t(3, 2).t(), t(2, 3), 0.5), {}),
     (aten.threshold_backward.default, (t(2, 3), t(3, 2).t(), 0.5), {}),
     (aten.isin.Tensor_Tensor, (ints(3, 2).t(), ints(4)), {"invert": True}),
     (aten.softshrink_backward.default, (t(2, 3), t(2, 3), 0.5), {}),
-    *(
-        case
-        for x in (t(5, 4), t(4, 5).t())
-        for reduction, loss in ((0, t(5)), (1, t()), (2, t()))
-        for case in (
-            (aten.multi_margin_loss.default, (x, ints(5), 1, 1.0, None, reduction), {}),
-            (
-                aten.multi_margin_loss_backward.default,
-                (loss, x, ints(5), 1, 1.0, t(4), reduction),
-                {},
-            ),
-            (aten.multilabel_margin_loss_forward.default, (x, ints(5, 4), reduction), {}),
-            (
-                aten.multilabel_margin_loss_backward.default,
-                (loss, x, ints(5, 4), reduction, t(5, 4)),
-                {},
-            ),
-        )
-    ),
-    *(
-        (getattr(aten, name).default, (make(2, 3, *[4] * n), [7] * n, *corners), {})
-        for name, n, corners in RESIZED
-        for make in ((t, last) if n > 1 else (t,))
-    ),
-    *(
-        (
-            getattr(aten, f"{name}_backward").default,
-            (make(2, 3, *[7] * n), [7] * n, [2, 3, *[4] * n], *corners),
-            {},
-        )
-        for name, n, corners in RESIZED
-        for make in ((t, last) if n > 1 else (t,))
-    ),
-    *(
-        (
-            aten._scaled_dot_product_flash_attention_for_cpu.default,
-            (query, t(2, 4, 7, 8), t(2, 4, 7, 8)),
-            {},
-        )
-        for query in (
-            t(2, 4, 6, 8), t(2, 6, 4, 8).transpose(1, 2), t(2, 6, 3, 4, 8)[:, :, 0].transpose(1, 2),
-            t(8, 2, 4, 6).permute(1, 2, 3, 0), t(2, 4, 6, 8).double().float(),
-        )
-    ),
-    *(
-        (
-            aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-            (x, x, x, x, x, t(2, 6, 4).transpose(1, 2), 0.0, is_causal),
-            {},
-        )
-        for x in (t(2, 4, 6, 8), t(2, 6, 4, 8).transpose(1, 2))
-        for is_causal in (False, True)
-    ),
+    *(case for x in (t(5, 4), t(4, 5).t()) for reduction, loss in ((0, t(5)), (1, t()), (2,
+     t())) for case in ((aten.multi_margin_loss.default, (x, ints(5), 1, 1.0, None, reduction), {}),
+     (aten.multi_margin_loss_backward.default, (loss, x, ints(5), 1, 1.0, t(4), reduction), {}),
+     (aten.multilabel_margin_loss_forward.default, (x, ints(5, 4), reduction), {}),
+     (aten.multilabel_margin_loss_backward.default, (loss, x, ints(5, 4), reduction, t(5, 4)),
+     {}))),
+    *((getattr(aten, name).default, (make(2, 3, *[4] * n), [7] * n, *corners), {}) for name, n,
+     corners in RESIZED for make in ((t, last) if n > 1 else (t, ))),
+    *((getattr(aten, f"{name}_backward").default, (make(2, 3, *[7] * n), [7] * n, [2, 3, *[4] * n],
+     *corners), {}) for name, n, corners in RESIZED for make in ((t, last) if n > 1 else (t, ))),
+    *((aten._scaled_dot_product_flash_attention_for_cpu.default, (query, t(2, 4, 7, 8), t(2, 4, 7,
+     8)), {}) for query in (t(2, 4, 6, 8), t(2, 6, 4, 8).transpose(1, 2), t(2, 6, 3, 4, 8)[:, :,
+     0].transpose(1, 2), t(8, 2, 4, 6).permute(1, 2, 3, 0), t(2, 4, 6, 8).double().float())),
+    *((aten._scaled_dot_product_flash_attention_for_cpu_backward.default, (x, x, x, x, x, t(2, 6,
+     4).transpose(1, 2), 0.0, is_causal), {}) for x in (t(2, 4, 6, 8), t(2, 6, 4, 8).transpose(1,
+     2)) for is_causal in (False, True)),
     (aten.zeros.default, ([2, 3],), {"dtype": torch.int64}),
     (aten.full.default, ([2, 3], 1.0), {}),
     (aten.full.default, ([2, 3], True), {}),

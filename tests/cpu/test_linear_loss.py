@@ -198,17 +198,9 @@ OF_ROWS = {
     "weighted sums": Loss(sums_grad=True, of_rows=True, class_weight=True, bias=True),
     "squares": Loss(square_grad=True, of_rows=True, bias=True),
     "numbers of rows alone": Loss(of_rows=True, class_weight=True, gradients=False),
-    "everything": Loss(
-        sums_grad=True,
-        square_grad=True,
-        of_rows=True,
-        class_weight=True,
-        bias=True,
-        logits=True,
-        loss_grad=True,
-        soft_cap=3.0,
-    ),
-}
+    "everything": Loss(sums_grad=True, square_grad=True, of_rows=True, class_weight=True, bias=True,
+        logits=True, loss_grad=True, soft_cap=3.0),
+}  # fmt: skip
 
 
 @crossed(isa=ISAS, dtype=NEAR, form=FORMS | OF_ROWS)

@@ -106,32 +106,20 @@ def test_parts_behind_views() -> None:
         (["p = Exp (x)", "whole = Concat <axis = 1> (p, z)", "y = Neg (whole)"], ("y", "p"), set()),
         # twice in one whole, and in two of them
         (["p = Exp (x)", "whole = Concat <axis = 1> (p, p, z)", "y = Neg (whole)"], ("y",), {"p"}),
-        (
-            ["p = Exp (x)", "whole = Concat <axis = 1> (p, z)",
-             "other = Concat <axis = 1> (z, p)", "y = Neg (whole)", "v = Neg (other)"],
-            ("y", "v"), {"p"},
-        ),
+        (["p = Exp (x)", "whole = Concat <axis = 1> (p, z)", "other = Concat <axis = 1> (z, p)",
+         "y = Neg (whole)", "v = Neg (other)"], ("y", "v"), {"p"}),
         # a product wants dense memory
-        (
-            ["p = Exp (x)", "v = MatMul (p, w)", "whole = Concat <axis = 1> (p, z)",
-             "y = Neg (whole)"],
-            ("y", "v"), set(),
-        ),
+        (["p = Exp (x)", "v = MatMul (p, w)", "whole = Concat <axis = 1> (p, z)",
+         "y = Neg (whole)"], ("y", "v"), set()),
         # of another kernel
         (["p = MatMul (x, w)", "whole = Concat <axis = 1> (p, z)", "y = Neg (whole)"], ("y",),
          set()),
         # a whole in a whole
-        (
-            ["p = Exp (x)", "inner = Concat <axis = 1> (p, z)",
-             "whole = Concat <axis = 1> (inner, z)", "y = Neg (whole)"],
-            ("y",), set(),
-        ),
+        (["p = Exp (x)", "inner = Concat <axis = 1> (p, z)", "whole = Concat <axis = 1> (inner, z)",
+         "y = Neg (whole)"], ("y", ), set()),
         # an alias that sees a part of it
-        (
-            ["p = Exp (x)", "some = Slice (p, front, one)", "v = Neg (some)",
-             "whole = Concat <axis = 1> (p, z)", "y = Neg (whole)"],
-            ("y", "v"), set(),
-        ),
+        (["p = Exp (x)", "some = Slice (p, front, one)", "v = Neg (some)",
+         "whole = Concat <axis = 1> (p, z)", "y = Neg (whole)"], ("y", "v"), set()),
     ],
 )  # fmt: skip
 def test_who_becomes_a_part(nodes: list[str], outputs: tuple[str, ...], parts: set[str]) -> None:

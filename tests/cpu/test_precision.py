@@ -110,39 +110,27 @@ SOFTMAX = {
     "softmax, sharp": Case(lambda x: (x / 0.1).softmax(-1), [MATRIX]),
     "softmax, long rows": Case(lambda x: x.softmax(-1), [(2, 9000)], ("plain", "+1e4", "*10")),
     "log_softmax": Case(lambda x: x.log_softmax(-1), [MATRIX]),
-    "log_softmax, long rows": Case(
-        lambda x: x.log_softmax(-1), [(2, 9000)], ("plain", *OFFSETS, "*100")
-    ),
+    "log_softmax, long rows": Case(lambda x: x.log_softmax(-1), [(2, 9000)],
+        ("plain", *OFFSETS, "*100")),
     "logsumexp": Case(lambda x: x.logsumexp(-1) * 2, [MATRIX]),
     "entropy": Case(entropy, [MATRIX], FAR),
     "cross_entropy": Case(lambda x: F.cross_entropy(x, LABELS), [MATRIX]),
     "cross_entropy, labels ignored": Case(lambda x: F.cross_entropy(x, SOME_LABELS), [MATRIX]),
-    "cross_entropy of products": Case(
-        lambda x, y: F.cross_entropy(x * y, LABELS, reduction="sum"), [MATRIX, (37,)], FAR
-    ),
+    "cross_entropy of products": Case(lambda x, y: F.cross_entropy(x * y, LABELS, reduction="sum"),
+        [MATRIX, (37, )], FAR),
     "cross_entropy, each": Case(lambda x: F.cross_entropy(x, LABELS, reduction="none"), [MATRIX]),
-    "cross_entropy, smooth": Case(
-        lambda x: F.cross_entropy(x, LABELS, label_smoothing=0.1), [MATRIX], FAR
-    ),
-    "cross_entropy, weighted": Case(
-        lambda x, y: F.cross_entropy(x, LABELS, weight=y.detach().abs()), [MATRIX, (37,)], FAR
-    ),
-    "cross_entropy of probabilities": Case(
-        lambda x, y: F.cross_entropy(x, y.softmax(-1)), [MATRIX] * 2, FAR
-    ),
-    "kl_div": Case(
-        lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean"),
-        [MATRIX] * 2,
-        ("plain", *OFFSETS, "*10", "*100", "equal"),
-    ),
-    "kl_div of logarithms": Case(
-        lambda x, y: F.kl_div(
-            x.log_softmax(-1), y.log_softmax(-1), reduction="batchmean", log_target=True
-        ),
-        [MATRIX] * 2,
-        ("plain", *OFFSETS, "*10", "*100", "equal"),
-    ),
-}
+    "cross_entropy, smooth": Case(lambda x: F.cross_entropy(x, LABELS, label_smoothing=0.1),
+        [MATRIX], FAR),
+    "cross_entropy, weighted": Case(lambda x,
+        y: F.cross_entropy(x, LABELS, weight=y.detach().abs()), [MATRIX, (37, )], FAR),
+    "cross_entropy of probabilities": Case(lambda x, y: F.cross_entropy(x, y.softmax(-1)),
+        [MATRIX] * 2, FAR),
+    "kl_div": Case(lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean"),
+        [MATRIX] * 2, ("plain", *OFFSETS, "*10", "*100", "equal")),
+    "kl_div of logarithms": Case(lambda x,
+        y: F.kl_div(x.log_softmax(-1), y.log_softmax(-1), reduction="batchmean", log_target=True),
+        [MATRIX] * 2, ("plain", *OFFSETS, "*10", "*100", "equal")),
+}  # fmt: skip
 NORMS = {
     "layer_norm": Case(lambda x, w, b: F.layer_norm(x, (37,), w, b), [MATRIX, (37,), (37,)]),
     "layer_norm, long rows": Case(
@@ -167,25 +155,19 @@ NORMS = {
     "std, not corrected": Case(lambda x: x.std(-1, correction=0) * 2, [MATRIX], FAR),
 }
 LOSSES = {
-    "binary_cross_entropy_with_logits": Case(
-        lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()), [MATRIX] * 2, FAR
-    ),
-    "binary_cross_entropy_with_logits, weighted": Case(
-        lambda x, y, z: F.binary_cross_entropy_with_logits(
-            x, y.sigmoid(), pos_weight=z.detach().abs()
-        ),
-        [MATRIX, MATRIX, (37,)],
-        FAR,
-    ),
+    "binary_cross_entropy_with_logits": Case(lambda x,
+        y: F.binary_cross_entropy_with_logits(x, y.sigmoid()), [MATRIX] * 2, FAR),
+    "binary_cross_entropy_with_logits, weighted": Case(lambda x, y,
+        z: F.binary_cross_entropy_with_logits(x, y.sigmoid(), pos_weight=z.detach().abs()),
+        [MATRIX, MATRIX, (37, )], FAR),
     "mse_loss": Case(lambda x, y: F.mse_loss(x * 2, y), [MATRIX] * 2, FAR),
     "l1_loss": Case(lambda x, y: F.l1_loss(x * 2, y), [MATRIX] * 2, FAR),
     "huber_loss": Case(lambda x, y: F.huber_loss(x * 2, y), [MATRIX] * 2, FAR),
     "smooth_l1_loss": Case(lambda x, y: F.smooth_l1_loss(x * 2, y), [MATRIX] * 2, FAR),
     "poisson_nll_loss": Case(lambda x, y: F.poisson_nll_loss(x, y), [MATRIX] * 2, MILD),
-    "triplet_margin_loss": Case(
-        lambda x, y, z: F.triplet_margin_loss(x, y, z), [MATRIX] * 3, ("plain", "*10", "*0.001")
-    ),
-}
+    "triplet_margin_loss": Case(lambda x, y, z: F.triplet_margin_loss(x, y, z), [MATRIX] * 3,
+        ("plain", "*10", "*0.001")),
+}  # fmt: skip
 ELEMENTS = {
     "gelu": elementwise(F.gelu),
     "gelu by hand": elementwise(lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))), 1, FAR),

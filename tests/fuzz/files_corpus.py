@@ -80,19 +80,12 @@ class _Pieces(nn.Module):
 
 
 _TRAINED = {
-    "classifier": (
-        _Classifier,
-        (torch.tensor([1, 3, 0, 7]), torch.tensor([0, 4, 2, 2])),
-    ),
+    "classifier": (_Classifier, (torch.tensor([1, 3, 0, 7]), torch.tensor([0, 4, 2, 2]))),
     "pieces": (_Pieces, (torch.randn(4, 3, requires_grad=True), torch.tensor([0, 2, 5]))),
     "lstm cell": (lambda: nn.LSTMCell(3, 4), (torch.randn(2, 3),)),
-    "convolution": (
-        lambda: nn.Sequential(
-            nn.Conv1d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ELU(), nn.AvgPool1d(2)
-        ),
-        (torch.randn(2, 2, 6),),
-    ),
-} | {name: (factory, (x,)) for name, (factory, x) in MODELS.items()}
+    "convolution": (lambda: nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.GroupNorm(2, 4),
+        nn.ELU(), nn.AvgPool1d(2)), (torch.randn(2, 2, 6), )),
+} | {name: (factory, (x,)) for name, (factory, x) in MODELS.items()}  # fmt: skip
 
 
 def _saved() -> Iterator[tuple[str, Model]]:

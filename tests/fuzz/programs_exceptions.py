@@ -21,14 +21,10 @@ TABLE = (
         ".* not dense",
         "an ORTModule runs such a call in eager PyTorch",
     ),
-    (
-        "AOTAutograd: [A-Za-z]*(Error|Exception): ",
-        "PyTorch's tracing refuses it, so it runs in eager PyTorch",
-    ),
-    (
-        "has backward hooks, which a captured graph would not call",
-        "an ORTModule runs such a module in eager PyTorch",
-    ),
+    ("AOTAutograd: [A-Za-z]*(Error|Exception): ",
+     "PyTorch's tracing refuses it, so it runs in eager PyTorch"),
+    ("has backward hooks, which a captured graph would not call",
+     "an ORTModule runs such a module in eager PyTorch"),
     (
         "of an argument or a parameter, which keeps it after the call"
         "|forward assigns to `data` of an argument or a parameter",
@@ -36,37 +32,25 @@ TABLE = (
     ),
     ("forward gives other memory to a tensor", "refused, so it runs in eager PyTorch"),
     ("unfold gave, where PyTorch's functionalization", "refused, so it runs in eager PyTorch"),
-    (
-        "DataDependentOutputException|data-dependent: Python asks for a number in a tensor",
-        "PyTorch itself reads a number from data",
-    ),
+    ("DataDependentOutputException|data-dependent: Python asks for a number in a tensor",
+     "PyTorch itself reads a number from data"),
     ("node sym_float|a float that depends on data or sizes", "a float is made of a size"),
     ("dtype: got 'complex32'", "ONNX has no complex numbers of two halves"),
     ("argument of type complex", "an operator has a complex number as an argument"),
-    (
-        "Inference tensors cannot be saved for backward",
-        "gradients are turned on in inference mode, so it runs in eager PyTorch",
-    ),
-    (
-        "backward.. is called under .*, for which its graph was not captured: AOTAutograd",
-        "of such a graph only a backward outside of autocast is known",
-    ),
-    (
-        "cannot run again: its inputs were freed, or were written into after the call",
-        "backward in another autocast than expected raises once its inputs are gone",
-    ),
-    (
-        "numbers of attributes are constants where the recorder cannot capture",
-        "a module that counts, and makes floats of sizes, runs in eager PyTorch",
-    ),
-    (
-        "asks Dynamo to trace again, which a module's capture does without",
-        "PyTorch's trace makes a tensor of a changing float, so it runs in eager PyTorch",
-    ),
+    ("Inference tensors cannot be saved for backward",
+     "gradients are turned on in inference mode, so it runs in eager PyTorch"),
+    ("backward.. is called under .*, for which its graph was not captured: AOTAutograd",
+     "of such a graph only a backward outside of autocast is known"),
+    ("cannot run again: its inputs were freed, or were written into after the call",
+     "backward in another autocast than expected raises once its inputs are gone"),
+    ("numbers of attributes are constants where the recorder cannot capture",
+     "a module that counts, and makes floats of sizes, runs in eager PyTorch"),
+    ("asks Dynamo to trace again, which a module's capture does without",
+     "PyTorch's trace makes a tensor of a changing float, so it runs in eager PyTorch"),
     ("symbolic size: got BitwiseFn", "the engine's sizes have no operations on bits"),
     ("AOTAutograd has left out draws", "AOTAutograd leaves out draws that nothing reads"),
     ("Dynamo failed to run FX node with fake tensors", "Dynamo refuses it for all backends"),
-)
+)  # fmt: skip
 
 
 # Of an ORTModule whose forward assigns attributes.

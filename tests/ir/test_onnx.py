@@ -470,153 +470,79 @@ REFUSED = {
     "no graph": (lambda m: m.ClearField("graph"), "model: got no graph"),
     "functions": (lambda m: m.functions.add(), "model: got 1 functions, want none; inline them"),
     "training info": (lambda m: m.training_info.add(), "model: got training info, want a graph"),
-    "sparse": (
-        lambda m: m.graph.sparse_initializer.add(),
-        "graph 'g': got a sparse initializer, want dense ones",
-    ),
-    "undefined input": (
-        lambda m: m.graph.node[0].input.append("ghost"),
-        "input of node 'mul': got 'ghost', want a value that is defined before",
-    ),
-    "late input": (
-        lambda m: m.graph.node[0].input.append("ds"),
-        "input of node 'mul': got 'ds', want a value that is defined before",
-    ),
-    "undefined output": (
-        lambda m: m.graph.output.add(name="ghost"),
-        "output of graph 'g': got 'ghost', want a value that is defined before",
-    ),
-    "defined twice": (
-        lambda m: m.graph.node[1].output.append("s"),
-        "name of an output of a node of graph 'g': got 's' again, want a name that no other",
-    ),
-    "input twice": (
-        lambda m: m.graph.input.append(m.graph.input[0]),
-        "name of an input of graph 'g': got 'x' again",
-    ),
-    "unnamed input": (
-        lambda m: m.graph.input.add(),
-        "name of an input of graph 'g': got '', want a name",
-    ),
-    "initializer twice": (
-        lambda m: m.graph.initializer.append(m.graph.initializer[0]),
-        "name of an initializer of graph 'g': got 'k' again",
-    ),
-    "no op": (
-        lambda m: m.graph.node[0].ClearField("op_type"),
-        "op of node 'mul': got '', want a name",
-    ),
-    "overload": (
-        lambda m: setattr(m.graph.node[0], "overload", "v2"),
-        "node 'mul': got the function overload 'v2', want an op",
-    ),
-    "no import": (
-        lambda m: m.ClearField("opset_import"),
-        "opset of the domain '' of node 'mul': got none, want an import",
-    ),
-    "other version": (
-        lambda m: setattr(m.opset_import[1], "version", 2),
-        "opset of the domain 'com.microsoft' of node 'yield': got 2, want 1",
-    ),
-    "bad version": (
-        lambda m: setattr(m.opset_import[0], "version", 0),
-        "opset of the domain '': got 0, want a version from 1 up",
-    ),
-    "two versions": (
-        lambda m: m.opset_import.add(domain="ai.onnx", version=7),
-        "opset of the domain '': got 20 and 7, want one version",
-    ),
-    "sequence": (
-        lambda m: m.graph.input[0].type.sequence_type.elem_type.tensor_type.SetInParent(),
-        "type of value 'x': got no tensor, want a tensor",
-    ),
-    "element type": (
-        lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99),
-        "type of value 'x': got element type 99, want one from 1 to 20",
-    ),
-    "negative dim": (
-        lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value", -1),
-        "type of value 'x': got a dim of -1, want dims from 0 up",
-    ),
-    "strides": (
-        lambda m: set_metadata(m.graph.input[0], strides="[1]"),
-        "type of value 'x': got 1 strides, want 2",
-    ),
-    "checkpoint": (
-        lambda m: set_metadata(m.graph.node[0], checkpoint="two"),
-        "checkpoint of node 'mul': got 'two', want an integer from 0 up",
-    ),
-    "large checkpoint": (
-        lambda m: set_metadata(m.graph.node[0], checkpoint=str(2**40)),
-        "checkpoint of node 'mul': got 1099511627776, want a number of 32 bits",
-    ),
-    "symbol inputs": (
-        lambda m: set_metadata(m.graph, symbol_inputs="u0,2*N"),
-        "symbol inputs: got '2.N', want symbols",
-    ),
-    "attribute twice": (
-        lambda m: (add_attribute(m, type=2, i=1), add_attribute(m, type=2, i=1)),
-        "attribute 'a' of node 'mul': got it twice, want it once",
-    ),
-    "attribute type": (
-        lambda m: add_attribute(m, type=onnx.AttributeProto.TYPE_PROTO),
-        "attribute 'a' of node 'mul': got type 13, want an integer, float, string, tensor",
-    ),
-    "unnamed attribute": (
-        lambda m: m.graph.node[0].attribute.add(type=2),
-        "attribute '' of node 'mul': got no name",
-    ),
-    "reference": (
-        lambda m: add_attribute(m, type=2, ref_attr_name="b"),
-        "attribute 'a' of node 'mul': got a reference of a function, want a value",
-    ),
-    "shadowed name": (
-        lambda m: add_attribute(
-            m,
-            type=onnx.AttributeProto.GRAPH,
-            g=onnx.GraphProto(name="sub", input=[onnx.ValueInfoProto(name="x")]),
-        ),
-        "name of an input of graph 'sub': got 'x' again",
-    ),
-    "tensor type": (
-        lambda m: setattr(m.graph.initializer[0], "data_type", TensorProto.STRING),
-        "data of tensor 'k': got data type 8, want a type of numbers",
-    ),
-    "tensor size": (
-        lambda m: m.graph.initializer[0].dims.append(3),
-        r"data of tensor 'k': got 8 bytes, want 24 for float32\[2,3\]",
-    ),
-    "tensor dims": (
-        lambda m: m.graph.initializer[0].dims.append(-3),
-        "data of tensor 'k': got a dim of -3, want dims from 0 up",
-    ),
-    "tensor overflow": (
-        lambda m: m.graph.initializer[0].dims.extend([2**62, 2**62]),
-        "data of tensor 'k': got dims whose product is too large",
-    ),
-    "typed count": (
-        lambda m: m.graph.initializer[0].CopyFrom(
-            TensorProto(name="k", data_type=TensorProto.INT64, dims=[2], int64_data=[1])
-        ),
-        r"data of tensor 'k': got 1 values, want 2 for int64\[2\]",
-    ),
-    "typed range": (
-        lambda m: m.graph.initializer[0].CopyFrom(
-            TensorProto(name="k", data_type=TensorProto.INT8, dims=[1], int32_data=[200])
-        ),
-        "data of tensor 'k': got 200, want values of 8 bits",
-    ),
-    "bool": (
-        lambda m: m.graph.initializer[0].CopyFrom(
-            TensorProto(name="k", data_type=TensorProto.BOOL, dims=[1], raw_data=b"\x02")
-        ),
-        "data of tensor 'k': got the bool 2, want 0 or 1",
-    ),
-    "segment": (
-        lambda m: m.graph.initializer[0].segment.SetInParent(),
-        "data of tensor 'k': got a segment, want a whole tensor",
-    ),
-}
+    "sparse": (lambda m: m.graph.sparse_initializer.add(),
+        "graph 'g': got a sparse initializer, want dense ones"),
+    "undefined input": (lambda m: m.graph.node[0].input.append("ghost"),
+        "input of node 'mul': got 'ghost', want a value that is defined before"),
+    "late input": (lambda m: m.graph.node[0].input.append("ds"),
+        "input of node 'mul': got 'ds', want a value that is defined before"),
+    "undefined output": (lambda m: m.graph.output.add(name="ghost"),
+        "output of graph 'g': got 'ghost', want a value that is defined before"),
+    "defined twice": (lambda m: m.graph.node[1].output.append("s"),
+        "name of an output of a node of graph 'g': got 's' again, want a name that no other"),
+    "input twice": (lambda m: m.graph.input.append(m.graph.input[0]),
+        "name of an input of graph 'g': got 'x' again"),
+    "unnamed input": (lambda m: m.graph.input.add(),
+        "name of an input of graph 'g': got '', want a name"),
+    "initializer twice": (lambda m: m.graph.initializer.append(m.graph.initializer[0]),
+        "name of an initializer of graph 'g': got 'k' again"),
+    "no op": (lambda m: m.graph.node[0].ClearField("op_type"),
+        "op of node 'mul': got '', want a name"),
+    "overload": (lambda m: setattr(m.graph.node[0], "overload", "v2"),
+        "node 'mul': got the function overload 'v2', want an op"),
+    "no import": (lambda m: m.ClearField("opset_import"),
+        "opset of the domain '' of node 'mul': got none, want an import"),
+    "other version": (lambda m: setattr(m.opset_import[1], "version", 2),
+        "opset of the domain 'com.microsoft' of node 'yield': got 2, want 1"),
+    "bad version": (lambda m: setattr(m.opset_import[0], "version", 0),
+        "opset of the domain '': got 0, want a version from 1 up"),
+    "two versions": (lambda m: m.opset_import.add(domain="ai.onnx", version=7),
+        "opset of the domain '': got 20 and 7, want one version"),
+    "sequence": (lambda m: m.graph.input[0].type.sequence_type.elem_type.tensor_type.SetInParent(),
+        "type of value 'x': got no tensor, want a tensor"),
+    "element type": (lambda m: setattr(m.graph.input[0].type.tensor_type, "elem_type", 99),
+        "type of value 'x': got element type 99, want one from 1 to 20"),
+    "negative dim": (lambda m: setattr(m.graph.input[0].type.tensor_type.shape.dim[0], "dim_value",
+        -1), "type of value 'x': got a dim of -1, want dims from 0 up"),
+    "strides": (lambda m: set_metadata(m.graph.input[0], strides="[1]"),
+        "type of value 'x': got 1 strides, want 2"),
+    "checkpoint": (lambda m: set_metadata(m.graph.node[0], checkpoint="two"),
+        "checkpoint of node 'mul': got 'two', want an integer from 0 up"),
+    "large checkpoint": (lambda m: set_metadata(m.graph.node[0], checkpoint=str(2**40)),
+        "checkpoint of node 'mul': got 1099511627776, want a number of 32 bits"),
+    "symbol inputs": (lambda m: set_metadata(m.graph, symbol_inputs="u0,2*N"),
+        "symbol inputs: got '2.N', want symbols"),
+    "attribute twice": (lambda m: (add_attribute(m, type=2, i=1), add_attribute(m, type=2, i=1)),
+        "attribute 'a' of node 'mul': got it twice, want it once"),
+    "attribute type": (lambda m: add_attribute(m, type=onnx.AttributeProto.TYPE_PROTO),
+        "attribute 'a' of node 'mul': got type 13, want an integer, float, string, tensor"),
+    "unnamed attribute": (lambda m: m.graph.node[0].attribute.add(type=2),
+        "attribute '' of node 'mul': got no name"),
+    "reference": (lambda m: add_attribute(m, type=2, ref_attr_name="b"),
+        "attribute 'a' of node 'mul': got a reference of a function, want a value"),
+    "shadowed name": (lambda m: add_attribute(m, type=onnx.AttributeProto.GRAPH,
+        g=onnx.GraphProto(name="sub", input=[onnx.ValueInfoProto(name="x")])),
+        "name of an input of graph 'sub': got 'x' again"),
+    "tensor type": (lambda m: setattr(m.graph.initializer[0], "data_type", TensorProto.STRING),
+        "data of tensor 'k': got data type 8, want a type of numbers"),
+    "tensor size": (lambda m: m.graph.initializer[0].dims.append(3),
+        r"data of tensor 'k': got 8 bytes, want 24 for float32\[2,3\]"),
+    "tensor dims": (lambda m: m.graph.initializer[0].dims.append(-3),
+        "data of tensor 'k': got a dim of -3, want dims from 0 up"),
+    "tensor overflow": (lambda m: m.graph.initializer[0].dims.extend([2**62, 2**62]),
+        "data of tensor 'k': got dims whose product is too large"),
+    "typed count": (lambda m: m.graph.initializer[0].CopyFrom(TensorProto(name="k",
+        data_type=TensorProto.INT64, dims=[2], int64_data=[1])),
+        r"data of tensor 'k': got 1 values, want 2 for int64\[2\]"),
+    "typed range": (lambda m: m.graph.initializer[0].CopyFrom(TensorProto(name="k",
+        data_type=TensorProto.INT8, dims=[1], int32_data=[200])),
+        "data of tensor 'k': got 200, want values of 8 bits"),
+    "bool": (lambda m: m.graph.initializer[0].CopyFrom(TensorProto(name="k",
+        data_type=TensorProto.BOOL, dims=[1], raw_data=b"\x02")),
+        "data of tensor 'k': got the bool 2, want 0 or 1"),
+    "segment": (lambda m: m.graph.initializer[0].segment.SetInParent(),
+        "data of tensor 'k': got a segment, want a whole tensor"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

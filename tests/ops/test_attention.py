@@ -16,24 +16,15 @@ SYMBOLIC = {i: ["N", 4, "T", 8] for i in range(3)}
 
 CASES = [
     Case("Attention", [QUERY, KEY, VALUE], attention, dims=SYMBOLIC),
-    Case(
-        "Attention",
-        [QUERY, KEY, VALUE],
-        lambda q, k, v: attention(q, k, v, is_causal=True),
-        {"is_causal": 1},
-        dims=SYMBOLIC,
-    ),
+    Case("Attention", [QUERY, KEY, VALUE], lambda q, k, v: attention(q, k, v, is_causal=True),
+        {"is_causal": 1}, dims=SYMBOLIC),
     Case("Attention", [QUERY, KEY, VALUE, MASK], attention),
     Case("Attention", [QUERY, KEY, VALUE, MASK == 0], attention, note="truth values"),
     Case("Attention", [QUERY, KEY, VALUE, MASK.expand(2, 1, 6, 6)], attention),
-    Case(
-        "Attention",
-        [QUERY, KEY, VALUE],
-        lambda q, k, v: attention(q, k, v, scale=0.5),
-        {"scale": 0.5},
-    ),
+    Case("Attention", [QUERY, KEY, VALUE], lambda q, k, v: attention(q, k, v, scale=0.5),
+        {"scale": 0.5}),
     Case("Attention", [QUERY[:, :, :3], KEY, VALUE], attention, note="unequal lengths"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", with_half(CASES), ids=str)

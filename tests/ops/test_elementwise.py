@@ -65,44 +65,24 @@ CASES = [
     Case("Not", [BOOLS], torch.logical_not, dims={0: ["N", 3]}),
     Case("BitwiseNot", [ints(1, -2)], torch.bitwise_not),
     *(Case(op, [floats(2, 3), floats(3)], eager) for op, eager in ARITHMETIC),
-    *(
-        Case(
-            op,
-            [floats(4, 1, 3), floats(5, 3)],
-            eager,
-            dims={0: ["N", 1, 3], 1: ["M", 3]},
-        )
-        for op, eager in ARITHMETIC
-    ),
+    *(Case(op, [floats(4, 1, 3), floats(5, 3)], eager, dims={0: ["N", 1, 3], 1: ["M", 3]}) for op,
+     eager in ARITHMETIC),
     Case("Add", [floats(4, 3), floats(4, 3)], torch.add, dims={0: ["N", 3], 1: ["N", "M"]}),
     Case("Add", [floats(0, 3), floats(1, 1)], torch.add, note="empty"),
-    *(
-        Case(op, [X, SCALAR], lambda x, _, f=eager: f(x, 0.75), known=[1], note="number")
-        for op, eager in ARITHMETIC
-    ),
+    *(Case(op, [X, SCALAR], lambda x, _, f=eager: f(x, 0.75), known=[1], note="number") for op,
+     eager in ARITHMETIC),
     *(Case(op, [SCALAR, X], eager, known=[0], note="number first") for op, eager in ARITHMETIC),
     Case("Add", [X, torch.full((1, 1, 1), 0.75)], torch.add, known=[1], note="has dims"),
     Case("Mul", [SCALAR, torch.tensor(2.0)], torch.mul, known=[0, 1], note="two numbers"),
     Case("Add", [ints(1, 2, 3), ints(5)], torch.add),
-    Case(
-        "Mul", [ints(1, 2, dtype=torch.int16), ints(5, 6, dtype=torch.int16)], torch.mul, opset=14
-    ),
+    Case("Mul", [ints(1, 2, dtype=torch.int16), ints(5, 6, dtype=torch.int16)], torch.mul,
+        opset=14),
     Case("Sub", [ints(1, 2), torch.tensor(3)], lambda x, _: x - 3, known=[1]),
-    Case(
-        "Div",
-        [ints(7, -7, 6), ints(2)],
-        lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-        reference=False,
-        note="integers",
-    ),
-    Case(
-        "Div",
-        [ints(7, -7, 6), torch.tensor(2)],
-        lambda a, _: torch.div(a, 2, rounding_mode="trunc"),
-        known=[1],
-        reference=False,
-        note="integer number",
-    ),
+    Case("Div", [ints(7, -7, 6), ints(2)], lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+        reference=False, note="integers"),
+    Case("Div", [ints(7, -7, 6), torch.tensor(2)], lambda a,
+        _: torch.div(a, 2, rounding_mode="trunc"), known=[1], reference=False,
+        note="integer number"),
     Case("Pow", [POSITIVE, floats(3)], torch.pow),
     Case("Pow", [X, torch.tensor(2.0)], lambda x, _: x**2, known=[1]),
     Case("Pow", [POSITIVE, torch.tensor(0.5)], lambda x, _: x**0.5, known=[1]),
@@ -114,10 +94,8 @@ CASES = [
     Case("Mod", [X, POSITIVE], torch.fmod, {"fmod": 1}),
     *(Case(op, [X, X.flip(0)], eager) for op, eager in COMPARISONS),
     *(Case(op, [SPECIAL, SPECIAL.flip(0)], eager) for op, eager in COMPARISONS),
-    *(
-        Case(op, [X, SCALAR], lambda x, _, f=eager: f(x, 0.75), known=[1], note="number")
-        for op, eager in COMPARISONS
-    ),
+    *(Case(op, [X, SCALAR], lambda x, _, f=eager: f(x, 0.75), known=[1], note="number") for op,
+     eager in COMPARISONS),
     Case("Equal", [ints(1, 2), ints(1, 3)], torch.eq),
     Case("Equal", [BOOLS, BOOLS[:1]], torch.eq),
     Case("Equal", [torch.tensor(2), ints(1, 2)], torch.eq, known=[0]),
@@ -132,12 +110,8 @@ CASES = [
     Case("Min", [X, floats(3)], torch.minimum, dims={0: ["N", 3]}),
     Case("Max", [SPECIAL, SPECIAL.flip(0)], torch.maximum),
     Case("Max", [X], torch.clone, note="one input"),
-    Case(
-        "Max",
-        [X, floats(3), floats(2, 1)],
-        lambda a, b, c: a.maximum(b).maximum(c),
-        dims={0: ["N", 3], 2: ["N", 1]},
-    ),
+    Case("Max", [X, floats(3), floats(2, 1)], lambda a, b, c: a.maximum(b).maximum(c),
+        dims={0: ["N", 3], 2: ["N", 1]}),
     Case("Min", [ints(1, 5), ints(3, 3)], torch.minimum),
     Case("Where", [BOOLS, X, floats(3)], torch.where, dims={0: ["N", 3], 1: ["N", 3]}),
     Case("Where", [BOOLS, SCALAR, X], torch.where, known=[1]),
@@ -149,26 +123,12 @@ CASES = [
     Case("Clip", [X, None, SCALAR], lambda x, *_: x.clamp(max=0.75), known=[2]),
     Case("Clip", [X], torch.clone),
     Case("Clip", [X, SCALAR * -1, SCALAR], torch.clamp, note="not known"),
-    Case(
-        "Clip",
-        [ints(1, 5, 9), torch.tensor(2), torch.tensor(6)],
-        lambda x, *_: x.clamp(2, 6),
-        known=[1, 2],
-    ),
-    *(
-        Case(
-            "Cast",
-            [x],
-            lambda x, t=to: x.to(t, copy=True),
-            {"to": ELEMENT_TYPES[to]},
-            half=False,
-            opset=13,
-            note=str(to),
-        )
-        for x in (torch.tensor([[0.0, 1.75, -2.5]]), ints(0, 1, 100), BOOLS)
-        for to in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
-    ),
-]
+    Case("Clip", [ints(1, 5, 9), torch.tensor(2), torch.tensor(6)], lambda x, *_: x.clamp(2, 6),
+        known=[1, 2]),
+    *(Case("Cast", [x], lambda x, t=to: x.to(t, copy=True), {"to": ELEMENT_TYPES[to]}, half=False,
+     opset=13, note=str(to)) for x in (torch.tensor([[0.0, 1.75, -2.5]]), ints(0, 1, 100),
+     BOOLS) for to in (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", with_half(CASES), ids=str)

@@ -14,33 +14,16 @@ IMAGES, PIXELS = floats(2, 3, 2, 2).log_softmax(1), ints(0, 2, 1, 2, 0, 0, 1, 1)
 WEIGHT = torch.tensor([0.5, 1.0, 2.0])
 
 CASES = [
-    *(
-        Case(
-            "NegativeLogLikelihoodLoss",
-            [SCORES, LABELS],
-            lambda x, t, r=reduction: F.nll_loss(x, t, reduction=r),
-            {"reduction": reduction},
-            dims={0: ["N", 3], 1: ["N"]},
-        )
-        for reduction in ("none", "mean", "sum")
-    ),
+    *(Case("NegativeLogLikelihoodLoss", [SCORES, LABELS], lambda x, t, r=reduction: F.nll_loss(x, t,
+     reduction=r), {"reduction": reduction}, dims={0: ["N", 3], 1: ["N"]}) for reduction in ("none",
+     "mean", "sum")),
     Case("NegativeLogLikelihoodLoss", [SCORES, LABELS, WEIGHT], F.nll_loss),
-    Case(
-        "NegativeLogLikelihoodLoss",
-        [SCORES, LABELS],
-        lambda x, t: F.nll_loss(x, t, ignore_index=2),
-        {"ignore_index": 2},
-    ),
+    Case("NegativeLogLikelihoodLoss", [SCORES, LABELS], lambda x,
+        t: F.nll_loss(x, t, ignore_index=2), {"ignore_index": 2}),
     Case("NegativeLogLikelihoodLoss", [IMAGES, PIXELS], F.nll_loss, dims={0: ["N", 3, 2, 2]}),
-    Case(
-        "NegativeLogLikelihoodLoss",
-        [floats(0, 3), ints()],
-        lambda x, t: F.nll_loss(x, t, reduction="sum"),
-        {"reduction": "sum"},
-        reference=False,
-        note="empty",
-    ),
-]
+    Case("NegativeLogLikelihoodLoss", [floats(0, 3), ints()], lambda x,
+        t: F.nll_loss(x, t, reduction="sum"), {"reduction": "sum"}, reference=False, note="empty"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", with_half(CASES), ids=str)

@@ -25,12 +25,8 @@ CASES = [
     Case("MatMul", [floats(3), B], torch.matmul, dims={1: [3, "M"]}),
     Case("MatMul", [floats(2, 4, 3), floats(2, 3, 5)], torch.bmm, dims={0: ["N", 4, 3]}),
     Case("MatMul", [floats(2, 4, 3), B], torch.matmul, dims={0: ["N", "T", 3]}),
-    Case(
-        "MatMul",
-        [floats(2, 2, 4, 3), floats(2, 2, 3, 5)],
-        torch.matmul,
-        dims={0: ["N", 2, "T", 3], 1: ["N", 2, 3, 5]},
-    ),
+    Case("MatMul", [floats(2, 2, 4, 3), floats(2, 2, 3, 5)], torch.matmul,
+        dims={0: ["N", 2, "T", 3], 1: ["N", 2, 3, 5]}),
     Case("MatMul", [floats(2, 1, 4, 3), floats(5, 3, 2)], torch.matmul),
     Case("MatMul", [floats(2, 4, 3), floats(3)], torch.matmul),
     Case("MatMul", [ints(1, 2).reshape(1, 2), ints(3, 4).reshape(2, 1)], torch.mm),
@@ -39,26 +35,13 @@ CASES = [
     *(Case("Gemm", [A, B, floats(*shape)], gemm) for shape in [(5,), (1, 5), (4, 1), ()]),
     Case("Gemm", [A, B], torch.mm),
     Case("Gemm", [A, B], lambda a, b: (a @ b) * 0.5, {"alpha": 0.5}),
-    Case(
-        "Gemm",
-        [A, B, C],
-        lambda a, b, c: torch.addmm(c, a, b, beta=0.25, alpha=0.5),
-        {"alpha": 0.5, "beta": 0.25},
-    ),
-    Case(
-        "Gemm",
-        [A.t().contiguous(), B, C],
-        lambda a, b, c: torch.addmm(c, a.t(), b),
-        {"transA": 1},
-    ),
-    Case(
-        "Gemm",
-        [A, B.t().contiguous(), floats(5)],
-        lambda a, b, c: torch.addmm(c, a, b.t()),
-        {"transB": 1},
-        dims={0: ["N", 3]},
-    ),
-]
+    Case("Gemm", [A, B, C], lambda a, b, c: torch.addmm(c, a, b, beta=0.25, alpha=0.5),
+        {"alpha": 0.5, "beta": 0.25}),
+    Case("Gemm", [A.t().contiguous(), B, C], lambda a, b, c: torch.addmm(c, a.t(), b),
+        {"transA": 1}),
+    Case("Gemm", [A, B.t().contiguous(), floats(5)], lambda a, b, c: torch.addmm(c, a, b.t()),
+        {"transB": 1}, dims={0: ["N", 3]}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", with_half(CASES), ids=str)

@@ -25,51 +25,23 @@ def rms_norm(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 CASES = [
     Case("LayerNormalization", [X, SCALE, BIAS], layer_norm, dims={0: ["N", "T", 8]}),
     Case("LayerNormalization", [X, SCALE], layer_norm),
-    Case(
-        "LayerNormalization",
-        [X, floats(3, 8), floats(3, 8)],
-        layer_norm,
-        {"axis": 1},
-        dims={0: ["N", 3, 8]},
-    ),
-    Case(
-        "LayerNormalization",
-        [X, SCALE, BIAS],
-        lambda x, w, b: F.layer_norm(x, (8,), w, b, 1e-3),
-        {"epsilon": 1e-3},
-    ),
+    Case("LayerNormalization", [X, floats(3, 8), floats(3, 8)], layer_norm, {"axis": 1},
+        dims={0: ["N", 3, 8]}),
+    Case("LayerNormalization", [X, SCALE, BIAS], lambda x, w, b: F.layer_norm(x, (8, ), w, b, 1e-3),
+        {"epsilon": 1e-3}),
     Case("LayerNormalization", [floats(0, 8), SCALE, BIAS], layer_norm, note="empty"),
-    Case(
-        "LayerNormalization",
-        [X, SCALE, BIAS],
-        lambda x, w, b: torch.native_layer_norm(x, (8,), w, b, 1e-5),
-        dims={0: ["N", "T", 8]},
-        half=False,
-        note="statistics",
-    ),
-    Case(
-        "LayerNormalization",
-        [X, floats(1), floats(1)],
-        lambda x, w, b: F.layer_norm(x, (8,), w.expand(8), b.expand(8)),
-        note="stretched",
-    ),
+    Case("LayerNormalization", [X, SCALE, BIAS], lambda x, w,
+        b: torch.native_layer_norm(x, (8, ), w, b, 1e-5), dims={0: ["N", "T", 8]}, half=False,
+        note="statistics"),
+    Case("LayerNormalization", [X, floats(1), floats(1)], lambda x, w,
+        b: F.layer_norm(x, (8, ), w.expand(8), b.expand(8)), note="stretched"),
     Case("RMSNormalization", [X, SCALE], rms_norm, dims={0: ["N", "T", 8]}),
     Case("RMSNormalization", [X, floats(3, 8)], rms_norm, {"axis": 1}),
-    Case(
-        "BatchNormalization",
-        [IMAGES, CHANNELS, CHANNELS.flip(0), MEAN, VARIANCE],
-        lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b),
-        dims={0: ["N", 4, "H", 5]},
-        opset=15,
-    ),
-    Case(
-        "BatchNormalization",
-        [floats(3, 4), CHANNELS, CHANNELS, MEAN, VARIANCE],
-        lambda x, w, b, m, v: F.batch_norm(x, m, v, w, b, eps=1e-3),
-        {"epsilon": 1e-3},
-        opset=15,
-    ),
-]
+    Case("BatchNormalization", [IMAGES, CHANNELS, CHANNELS.flip(0), MEAN, VARIANCE], lambda x, w, b,
+        m, v: F.batch_norm(x, m, v, w, b), dims={0: ["N", 4, "H", 5]}, opset=15),
+    Case("BatchNormalization", [floats(3, 4), CHANNELS, CHANNELS, MEAN, VARIANCE], lambda x, w, b,
+        m, v: F.batch_norm(x, m, v, w, b, eps=1e-3), {"epsilon": 1e-3}, opset=15),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", with_half(CASES), ids=str)

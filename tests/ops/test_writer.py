@@ -22,52 +22,23 @@ g (float[N,4] x, float[4] b) => (float[N,4] y)
 
 # What is asked of the writer; the line of the new node; dtype, shape and strides of its result.
 WRITES = {
-    "make": (
-        lambda w: w.make("Mul", ["add", "b"]),
-        "mul = Mul(add, b)",
-        ("float32", ["N", 4], None),
-    ),
-    "a name of two words": (
-        lambda w: w.make("ReduceMean", ["add"]),
-        "reduce_mean = ReduceMean(add)",
-        ("float32", [1, 1], None),
-    ),
-    "make_ours": (
-        lambda w: w.make_ours("BernoulliMask", [], like="add"),
-        "bernoulli_mask = BernoulliMask()",
-        ("float32", ["N", 4], None),
-    ),
-    "add_named": (
-        lambda w: w.add_named("half", "Neg", ["b"]),
-        "half = Neg(b)",
-        ("float32", [4], None),
-    ),
-    "ints that a call tells": (
-        lambda w: w.ints("[2*N,4]"),
-        "dims = Dims()",
-        ("int64", [2], None),
-    ),
-    "cast": (
-        lambda w: w.cast("add", "float64"),
-        "cast = Cast(add)",
-        ("float64", ["N", 4], None),
-    ),
-    "reshape": (
-        lambda w: w.reshape("add", "[4,N]"),
-        "reshape = Reshape(add, dims)",
-        ("float32", [4, "N"], None),
-    ),
-    "transpose": (
-        lambda w: w.transpose("add", "[1,0]"),
-        "transpose = Transpose(add)",
-        ("float32", [4, "N"], [1, 4]),
-    ),
-    "reduce": (
-        lambda w: w.reduce("ReduceSum", "add", "[1]", keeps_dims=False),
-        "reduce_sum = ReduceSum(add, ints)",
-        ("float32", ["N"], None),
-    ),
-}
+    "make": (lambda w: w.make("Mul", ["add", "b"]), "mul = Mul(add, b)",
+        ("float32", ["N", 4], None)),
+    "a name of two words": (lambda w: w.make("ReduceMean", ["add"]),
+        "reduce_mean = ReduceMean(add)", ("float32", [1, 1], None)),
+    "make_ours": (lambda w: w.make_ours("BernoulliMask", [], like="add"),
+        "bernoulli_mask = BernoulliMask()", ("float32", ["N", 4], None)),
+    "add_named": (lambda w: w.add_named("half", "Neg", ["b"]), "half = Neg(b)",
+        ("float32", [4], None)),
+    "ints that a call tells": (lambda w: w.ints("[2*N,4]"), "dims = Dims()", ("int64", [2], None)),
+    "cast": (lambda w: w.cast("add", "float64"), "cast = Cast(add)", ("float64", ["N", 4], None)),
+    "reshape": (lambda w: w.reshape("add", "[4,N]"), "reshape = Reshape(add, dims)",
+        ("float32", [4, "N"], None)),
+    "transpose": (lambda w: w.transpose("add", "[1,0]"), "transpose = Transpose(add)",
+        ("float32", [4, "N"], [1, 4])),
+    "reduce": (lambda w: w.reduce("ReduceSum", "add", "[1]", keeps_dims=False),
+        "reduce_sum = ReduceSum(add, ints)", ("float32", ["N"], None)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRITES)

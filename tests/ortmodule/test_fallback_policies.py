@@ -126,20 +126,11 @@ def injected(stage: str, inject: Callable, cause: type = _C.InternalError, **mor
 
 
 CAUSES = {
-    "device": Cause(
-        ORTModuleDeviceException,
+    "device": Cause(ORTModuleDeviceException,
         "the parameters and buffers of the module are on several devices: got cpu, meta, want one",
-        make=OnTwoDevices,
-        cause=None,
-    ),
-    "data": Cause(
-        ORTModuleIOError,
-        "scales: got set, want tensors, numbers",
-        make=TakesSet,
-        extra=({1.0, 2.0},),
-        cause=TypeError,
-        has_parts=True,
-    ),
+        make=OnTwoDevices, cause=None),
+    "data": Cause(ORTModuleIOError, "scales: got set, want tensors, numbers", make=TakesSet,
+        extra=({1.0, 2.0}, ), cause=TypeError, has_parts=True),
     "torch model": Cause(
         ORTModuleTorchModelException,
         "ORTModule is not compatible with torch.nn.DataParallel; "
@@ -147,37 +138,21 @@ CAUSES = {
         make=lambda: nn.DataParallel(Network()),
         cause=None,
     ),
-    "control flow": Cause(
-        ORTModuleONNXModelException,
-        "Python asks for a number in a tensor",
-        make=Branches,
-        has_parts=True,
-    ),
-    "assigned attribute": Cause(
-        ORTModuleONNXModelException,
-        "forward assigns 'seen' of the module",
-        make=Assigns,
-        has_parts=True,
-    ),
-    "capture": injected(
-        "capture",
-        lambda patch: patch.setattr(GraphCompiler, "compile_joint", unsupported),
-        _C.Unsupported,
-        has_parts=True,
-    ),
-    "convert": injected(
-        "capture", lambda patch: patch.setattr(FxReader, "add_nodes", unsupported), _C.Unsupported
-    ),
+    "control flow": Cause(ORTModuleONNXModelException, "Python asks for a number in a tensor",
+        make=Branches, has_parts=True),
+    "assigned attribute": Cause(ORTModuleONNXModelException, "forward assigns 'seen' of the module",
+        make=Assigns, has_parts=True),
+    "capture": injected("capture",
+        lambda patch: patch.setattr(GraphCompiler, "compile_joint", unsupported), _C.Unsupported,
+        has_parts=True),
+    "convert": injected("capture", lambda patch: patch.setattr(FxReader, "add_nodes", unsupported),
+        _C.Unsupported),
     "pass": injected("capture", lambda patch: patch.setattr(compiler._C, "run_pipeline", fail)),
     "plan": injected("capture", fail_to_plan),
     "forward": injected("forward", lambda patch: into_forward(patch, lambda run: fail)),
     "backward": injected("backward", lambda patch: into_backward(patch, lambda run: fail)),
-    "later plan": injected(
-        "plan",
-        fail_to_plan_later,
-        first=1,
-    ),
-}
+    "later plan": injected("plan", fail_to_plan_later, first=1),
+}  # fmt: skip
 
 DEVICE, DATA = ORTModuleDeviceException, ORTModuleIOError
 TORCH, ONNX = ORTModuleTorchModelException, ORTModuleONNXModelException

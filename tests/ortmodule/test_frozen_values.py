@@ -119,20 +119,14 @@ FIELDS = {
     "in a method": (lambda net, x: net.scaled(x), lambda c: setattr(c, "scale", 5.0)),
     "in a property": (lambda net, x: x * net.config.twice, lambda c: setattr(c, "scale", 5.0)),
     "nested": (lambda net, x: x * net.config.sub.scale, lambda c: setattr(c.sub, "scale", 4.0)),
-    "another object": (
-        lambda net, x: x * net.config.sub.scale,
-        lambda c: setattr(c, "sub", types.SimpleNamespace(scale=7.0)),
-    ),
+    "another object": (lambda net, x: x * net.config.sub.scale,
+        lambda c: setattr(c, "sub", types.SimpleNamespace(scale=7.0))),
     "a list": (lambda net, x: x * len(net.config.names), lambda c: c.names.append("b")),
-    "one that was not there": (
-        lambda net, x: x * getattr(net.config, "extra", 1.0),
-        lambda c: setattr(c, "extra", 3.0),
-    ),
-    "through its dict": (
-        lambda net, x: x * vars(net.config)["scale"],
-        lambda c: setattr(c, "scale", 5.0),
-    ),
-}
+    "one that was not there": (lambda net, x: x * getattr(net.config, "extra", 1.0),
+        lambda c: setattr(c, "extra", 3.0)),
+    "through its dict": (lambda net, x: x * vars(net.config)["scale"],
+        lambda c: setattr(c, "scale", 5.0)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FIELDS)

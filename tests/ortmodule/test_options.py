@@ -282,24 +282,14 @@ class TestDebugOptions:
             ({"log_level": "INFO"}, TypeError, "log_level: got str, want a LogLevel"),
             ({"log_level": logging.INFO}, TypeError, "log_level: got int, want a LogLevel"),
             ({"onnx_prefix": 5}, TypeError, "onnx_prefix: got int, want a string"),
-            (
-                {"save_onnx": True, "onnx_prefix": Path("net")},
-                TypeError,
-                "onnx_prefix: got .*Path, want a string",
-            ),
+            ({"save_onnx": True, "onnx_prefix": Path("net")}, TypeError,
+             "onnx_prefix: got .*Path, want a string"),
             ({"save_onnx": True}, ValueError, "onnx_prefix: got nothing, want a prefix"),
-            (
-                {"save_onnx": True, "onnx_prefix": "net", "save_path": "/nowhere/at/all"},
-                OSError,
-                "save_path: cannot write to the folder '/nowhere/at/all'",
-            ),
-            pytest.param(
-                {"save_path": 5},
-                TypeError,
-                "save_path",
-            ),
+            ({"save_onnx": True, "onnx_prefix": "net", "save_path": "/nowhere/at/all"}, OSError,
+             "save_path: cannot write to the folder '/nowhere/at/all'"),
+            pytest.param({"save_path": 5}, TypeError, "save_path"),
         ],
-    )
+    )  # fmt: skip
     def test_errors(self, given, kind, words):
         with pytest.raises(kind, match=words):
             DebugOptions(**given)

@@ -53,32 +53,20 @@ FUNCTIONS = {
     "infinite gradients": lambda a, b, x: (a, (a * 0).sqrt(), (b - b).log(), (x - x).log()),
     "joined": joined,
     "views": lambda a, b, x: (a, a.t(), a[1:] * 2, b.view(-1)),
-    "norms and losses": lambda a, b, x: (
-        F.layer_norm(a, (4,)) * (a - a).sqrt(),
+    "norms and losses": lambda a, b, x: (F.layer_norm(a, (4, )) * (a - a).sqrt(),
         F.cross_entropy(b, torch.zeros(x.shape[0], dtype=torch.long)),
-        F.batch_norm(a, None, None, training=True),
-    ),
-    "concatenations": lambda a, b, x: (
-        a[:, :2].exp(),
-        a[:, 2:].log(),
-        torch.cat([a, b], 1),
-        torch.stack([a, (b * 0).sqrt()]),
-    ),
+        F.batch_norm(a, None, None, training=True)),
+    "concatenations": lambda a, b, x: (a[:, :2].exp(), a[:, 2:].log(), torch.cat([a, b], 1),
+        torch.stack([a, (b * 0).sqrt()])),
     "products": lambda a, b, x: (a @ b.t(), (b * 0).sqrt() @ x.t(), a.t() @ a),
     # zeros times the second factor are NaN
-    "products of one tensor": lambda a, b, x: (
-        a @ x.new_ones(4, 4),
-        a @ x.new_full((4, 4), torch.inf),
-        a @ b.t(),
-    ),
-    "a table": lambda a, b, x: (
-        a @ x.new_full((4, 4), torch.inf),
-        F.embedding(torch.zeros(3, dtype=torch.long), a) * torch.inf,
-        a.exp(),
-    ),
+    "products of one tensor": lambda a, b, x: (a @ x.new_ones(4, 4),
+        a @ x.new_full((4, 4), torch.inf), a @ b.t()),
+    "a table": lambda a, b, x: (a @ x.new_full((4, 4), torch.inf),
+        F.embedding(torch.zeros(3, dtype=torch.long), a) * torch.inf, a.exp()),
     "a Function": lambda a, b, x: (*Doubled.apply(a, (b * 0).sqrt()), a),
     "no path": lambda a, b, x: (a, b.floor() * 2, b.detach() + x),
-}
+}  # fmt: skip
 
 
 def pair(function: Callable[..., Any], road: str) -> tuple[nn.Module, nn.Module, Any]:

@@ -56,23 +56,17 @@ def graph_with(reader: str, outputs: str = "float[4,4] y") -> _C.Graph:
 
 
 COUNTS = {
-    "operator": (
-        f"[reader] y = {ATEN} (copy)",
-        "float[4,4] y",
-        "node 'reader' counts on the strides of 'turned': got [1,4], want [4,1]",
-    ),
-    "caller": (
-        "y = Tanh (copy)",
-        "float[4,4] copy, float[4,4] y",
-        "output 0 counts on the strides",
-    ),
+    "operator": (f"[reader] y = {ATEN} (copy)", "float[4,4] y",
+        "node 'reader' counts on the strides of 'turned': got [1,4], want [4,1]"),
+    "caller": ("y = Tanh (copy)", "float[4,4] copy, float[4,4] y",
+        "output 0 counts on the strides"),
     "body": (
         "[branch] y = If (c) < then_branch = a () => (float[4,4] p) { p = Tanh (copy) },"
         " else_branch = b () => (float[4,4] q) { q = Neg (x) } >",
         "float[4,4] y",
         "node 'branch' counts on the strides of 'turned'",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", COUNTS)

@@ -715,10 +715,8 @@ def release(plan: dict, name: str, position: int | None) -> None:
         # order
         (lambda p: p["order"].pop(), "steps in the order: got 9, want 10"),
         (lambda p: p["order"].__setitem__(1, 0), "order at 1: got step 0, want each of the 10"),
-        (
-            lambda p: swap(p, LAST_FORWARD, FIRST_BACKWARD),
-            "step 7 is at position 6, on the other side of the border at 7",
-        ),
+        (lambda p: swap(p, LAST_FORWARD, FIRST_BACKWARD),
+         "step 7 is at position 6, on the other side of the border at 7"),
         (lambda p: swap(p, 2, 4), "effect change places: step 4 comes before step 2"),
         (lambda p: swap(p, 2, 3), "step 3 reads tensor 2: got it as left by steps -1"),
         # places
@@ -727,24 +725,16 @@ def release(plan: dict, name: str, position: int | None) -> None:
         (lambda p: change(p, "x", area="scratch"), "tensor 0 has a place and needs none"),
         (lambda p: change(p, "f", area="scratch"), "tensor 4 has a place and needs none"),
         (lambda p: change(p, "g", area="none"), "tensor 7 has no place"),
-        (
-            lambda p: change(p, "b", offset=1) or p.update(context_bytes=640),
-            "offset of tensor 2 is not aligned: got 1, want a multiple of 64",
-        ),
+        (lambda p: change(p, "b", offset=1) or p.update(context_bytes=640),
+         "offset of tensor 2 is not aligned: got 1, want a multiple of 64"),
         (lambda p: change(p, "b", offset=6400), "tensor 2 is out of its area: got 6400 to 6464"),
         (lambda p: change(p, "b", offset=-64), "tensor 2 is out of its area: got -64"),
-        (
-            lambda p: change(p, "s", area="scratch", offset=0),
-            "tensor 3 crosses the border in the scratch area",
-        ),
-        (
-            lambda p: overwrite(p, "b", "a") or change(p, "b", in_place_of=-1),
-            "tensors 1 and 2 are alive together and overlap in the scratch area by 64 bytes",
-        ),
-        (
-            lambda p: change(p, "g", area="context", offset=placement(p, "s")["offset"]),
-            "tensors 3 and 7 are alive together and overlap in the context area by 64 bytes",
-        ),
+        (lambda p: change(p, "s", area="scratch", offset=0),
+         "tensor 3 crosses the border in the scratch area"),
+        (lambda p: overwrite(p, "b", "a") or change(p, "b", in_place_of=-1),
+         "tensors 1 and 2 are alive together and overlap in the scratch area by 64 bytes"),
+        (lambda p: change(p, "g", area="context", offset=placement(p, "s")["offset"]),
+         "tensors 3 and 7 are alive together and overlap in the context area by 64 bytes"),
         # in place
         (lambda p: overwrite(p, "b", "a"), "may not write 2 over 1: it is still read by step 6"),
         (lambda p: change(p, "a", in_place_of=0), "write 1 over 0: the step does not list it"),
@@ -761,23 +751,15 @@ def release(plan: dict, name: str, position: int | None) -> None:
         # discards
         (lambda p: p["discards"].append((3, 0, 64)), "discard after position 3 .* out of range"),
         (lambda p: p["discards"].append((10, 0, 64)), "discard after position 10 .* out of range"),
-        (
-            lambda p: p["discards"].append((7, placement(p, "s")["offset"], 64)),
-            "tensor 3 is discarded after position 7 and still needed",
-        ),
+        (lambda p: p["discards"].append((7, placement(p, "s")["offset"], 64)),
+         "tensor 3 is discarded after position 7 and still needed"),
         # workspaces
-        (
-            lambda p: p["workspaces"].append((10, "context", 0, 64)),
-            "workspace at position 10 .* out",
-        ),
-        (
-            lambda p: p["workspaces"].append((0, "none", 0, 64)),
-            "workspace at position 0 of 0 to 64",
-        ),
-        (
-            lambda p: p["workspaces"].append((7, "context", placement(p, "s")["offset"], 64)),
-            "tensor 3 lives in the workspace at position 7",
-        ),
+        (lambda p: p["workspaces"].append((10, "context", 0, 64)),
+         "workspace at position 10 .* out"),
+        (lambda p: p["workspaces"].append((0, "none", 0, 64)),
+         "workspace at position 0 of 0 to 64"),
+        (lambda p: p["workspaces"].append((7, "context", placement(p, "s")["offset"], 64)),
+         "tensor 3 lives in the workspace at position 7"),
         # release
         (lambda p: p["release"].pop(), "release lists: got 9, want 10"),
         (lambda p: release(p, "f", 4), "tensor 4 is released after position 4, too early: step 5"),
@@ -786,7 +768,7 @@ def release(plan: dict, name: str, position: int | None) -> None:
         (lambda p: p["release"][9].append(index("f")), "want each tensor once at most"),
         (lambda p: release(p, "b", 9), "tensor 2 is released but not adopted"),
     ],
-)
+)  # fmt: skip
 def test_verify_plan_refuses(tamper: Any, words: str) -> None:
     plan = Planned(TRAINING, *TRAINING_STEPS, outputs="o", gradients="w, ve")
     tampered = copy.deepcopy(plan.plan)

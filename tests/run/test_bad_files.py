@@ -174,22 +174,16 @@ def test_regions_that_do_not_fit_their_operands(old: str, new: str, words: str) 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (
-            '["table", "ids"]',
-            '["column", "ids"]',
-            "space of 'a': got column, want table as it is read",
-        ),
+        ('["table", "ids"]', '["column", "ids"]',
+         "space of 'a': got column, want table as it is read"),
         ('["table", "ids"]', '["table", "row"]', "space of 'i': got row, want ids as it is read"),
         ('["table", "ids"]', '["ids", "table"]', "space of 'a': got ids, want table as it is read"),
-        (
-            "Gather (a, i)",
-            "Exp (a)",
-            r"node 'b': got a result of \[4,3\], want it and its operands",
-        ),
+        ("Gather (a, i)", "Exp (a)",
+         r"node 'b': got a result of \[4,3\], want it and its operands"),
         ("rows = 4", "rows = 5", "want it and its operands to stand in 5 rows of 3 columns"),
         ("columns = 3", "columns = 2", "to stand in 4 rows of 2 columns"),
     ],
-)
+)  # fmt: skip
 def test_lookups_that_do_not_fit_their_operands(old: str, new: str, words: str) -> None:
     text = LOOKUP.replace(old, new)
     assert text != LOOKUP

@@ -217,52 +217,27 @@ def test_fewer_outputs_than_the_operator_gives() -> None:
 @pytest.mark.parametrize(
     ("operator", "inputs", "more", "words"),
     [
-        (
-            "aten::_softmax_backward_data",
-            {"grad_output": "float[4,5]", "output": "float[2]"},
-            ', dim = 1, input_dtype = "float32"',
-            "argument 'grad_output': got .*, want the sizes of 'output'",
-        ),
-        (
-            "aten::_log_softmax_backward_data",
-            {"grad_output": "float[4,5]", "output": "double[4,5]"},
-            ', dim = 1, input_dtype = "float32"',
-            "argument 'grad_output': got Float, want Double",
-        ),
-        (
-            "aten::native_layer_norm_backward",
-            {
-                "grad_out": "float[4,5]",
-                "input": "float[4,5]",
-                "mean": "float[1]",
-                "rstd": "float[4]",
-            },
-            ', normalized_shape = [5], output_mask = ["true", "true", "true"]',
-            "argument 'mean': got 1 elements, want 4",
-        ),
-        (
-            "aten::native_layer_norm_backward",
-            {
-                "grad_out": "float[4,5]",
-                "input": "float[4,5]",
-                "mean": "float[4]",
-                "rstd": "float[4]",
-            },
-            ', normalized_shape = [50], output_mask = ["true", "true", "true"]',
-            "argument 'normalized_shape': got .*, want the last sizes of 'input'",
-        ),
-        (
-            "aten::native_batch_norm_backward",
-            {"grad_out": "float[4,5]", "input": "float[4,5]", "save_mean": "float[5]"},
-            ', train = "true", eps = 0.5, output_mask = ["true", "true", "true"]',
-            "argument 'save_invstd': got none, want a tensor",
-        ),
-        (
-            "aten::native_batch_norm_backward",
-            {"grad_out": "float[4,5]", "input": "float[4,5]", "running_mean": "float[5]"},
-            ', train = "false", eps = 0.5, output_mask = ["true", "true", "true"]',
-            "argument 'running_var': got none, want a tensor",
-        ),
+        ("aten::_softmax_backward_data", {"grad_output": "float[4,5]", "output": "float[2]"},
+         ', dim = 1, input_dtype = "float32"',
+         "argument 'grad_output': got .*, want the sizes of 'output'"),
+        ("aten::_log_softmax_backward_data", {"grad_output": "float[4,5]", "output": "double[4,5]"},
+         ', dim = 1, input_dtype = "float32"', "argument 'grad_output': got Float, want Double"),
+        ("aten::native_layer_norm_backward",
+         {"grad_out": "float[4,5]", "input": "float[4,5]", "mean": "float[1]", "rstd": "float[4]"},
+         ', normalized_shape = [5], output_mask = ["true", "true", "true"]',
+         "argument 'mean': got 1 elements, want 4"),
+        ("aten::native_layer_norm_backward",
+         {"grad_out": "float[4,5]", "input": "float[4,5]", "mean": "float[4]", "rstd": "float[4]"},
+         ', normalized_shape = [50], output_mask = ["true", "true", "true"]',
+         "argument 'normalized_shape': got .*, want the last sizes of 'input'"),
+        ("aten::native_batch_norm_backward",
+         {"grad_out": "float[4,5]", "input": "float[4,5]", "save_mean": "float[5]"},
+         ', train = "true", eps = 0.5, output_mask = ["true", "true", "true"]',
+         "argument 'save_invstd': got none, want a tensor"),
+        ("aten::native_batch_norm_backward",
+         {"grad_out": "float[4,5]", "input": "float[4,5]", "running_mean": "float[5]"},
+         ', train = "false", eps = 0.5, output_mask = ["true", "true", "true"]',
+         "argument 'running_var': got none, want a tensor"),
         (
             "aten::max_pool2d_with_indices_backward",
             {
@@ -274,26 +249,15 @@ def test_fewer_outputs_than_the_operator_gives() -> None:
             ' ceil_mode = "false"',
             "argument 'indices': got 1000 to 1000, want places below 4",
         ),
-        (
-            "aten::native_group_norm",
-            {"input": "float[1,4,2]"},
-            ", N = 1, C = 4, HxW = 2, group = 0, eps = 0.5",
-            "argument 'group': got 0, want 1 or more",
-        ),
-        (
-            "aten::_pdist_forward",
-            {"self": "float[2,3,0,5]"},
-            "",
-            "argument 'self': got .*, want 2 dims",
-        ),
-        (
-            "aten::_weight_norm_interface",
-            {"v": "float[5,8]", "g": "float[3,1]"},
-            "",
-            "argument 'g': got 3 elements, want 5",
-        ),
+        ("aten::native_group_norm", {"input": "float[1,4,2]"},
+         ", N = 1, C = 4, HxW = 2, group = 0, eps = 0.5",
+         "argument 'group': got 0, want 1 or more"),
+        ("aten::_pdist_forward", {"self": "float[2,3,0,5]"}, "",
+         "argument 'self': got .*, want 2 dims"),
+        ("aten::_weight_norm_interface", {"v": "float[5,8]", "g": "float[3,1]"}, "",
+         "argument 'g': got 3 elements, want 5"),
     ],
-)
+)  # fmt: skip
 def test_kernels_are_given_what_they_count_on(
     operator: str, inputs: dict[str, str], more: str, words: str
 ) -> None:

@@ -157,44 +157,29 @@ COMPILED: dict[str, tuple[Callable[[], Callable], Says]] = {
     "forward hook": (lambda: compiled(with_hook("forward_hook", sequence())), RAN),
     "forward pre-hook": (lambda: compiled(with_hook("forward_pre_hook", sequence())), RAN),
     "full backward hook": (lambda: compiled(with_hook("full_backward_hook", sequence())), HOOKS),
-    "full backward pre-hook": (
-        lambda: compiled(with_hook("full_backward_pre_hook", sequence())),
-        HOOKS,
-    ),
-    "full backward hook of a user's module": (
-        lambda: compiled(with_hook("full_backward_hook", Net())),
-        RAN,
-    ),
-    "full backward hook around a user's module": (
-        lambda: compiled(with_hook("full_backward_hook", nn.Sequential(Net(), nn.Linear(3, 3)))),
-        Says(0, {"graph_breaks": 1}, "a part of the compiled Sequential", is_asked_for=True),
-    ),
-    "a module that Dynamo cannot capture": (
-        lambda: compiled(Recurrent()),
-        Says(2, {"frames_left_to_eager": 1}, "Attempted to wrap RNN"),
-    ),
-    "a layer that Dynamo cannot capture": (
-        lambda: compiled(nn.LSTM(6, 6)),
-        captured_nothing("all of the compiled LSTM", "Attempted to wrap RNN"),
-    ),
-    "disabled inside": (
-        lambda: compiled(lambda x: outside(x)),
-        Says(2, {"graph_breaks": 1}, is_asked_for=True),
-    ),
+    "full backward pre-hook": (lambda: compiled(with_hook("full_backward_pre_hook", sequence())),
+        HOOKS),
+    "full backward hook of a user's module": (lambda: compiled(with_hook("full_backward_hook",
+        Net())), RAN),
+    "full backward hook around a user's module": (lambda: compiled(with_hook("full_backward_hook",
+        nn.Sequential(Net(), nn.Linear(3, 3)))),
+        Says(0, {"graph_breaks": 1}, "a part of the compiled Sequential", is_asked_for=True)),
+    "a module that Dynamo cannot capture": (lambda: compiled(Recurrent()),
+        Says(2, {"frames_left_to_eager": 1}, "Attempted to wrap RNN")),
+    "a layer that Dynamo cannot capture": (lambda: compiled(nn.LSTM(6, 6)),
+        captured_nothing("all of the compiled LSTM", "Attempted to wrap RNN")),
+    "disabled inside": (lambda: compiled(lambda x: outside(x)),
+        Says(2, {"graph_breaks": 1}, is_asked_for=True)),
     "disabled forward": (lambda: compiled(as_method(Net(), torch.compiler.disable)), ASKED),
     "disabled around": (lambda: torch.compiler.disable(compiled(Net()).__call__), RAN),
-    "stance force_eager": (
-        lambda: inside(lambda: torch.compiler.set_stance("force_eager"), compiled(Net())),
-        ASKED,
-    ),
+    "stance force_eager": (lambda: inside(lambda: torch.compiler.set_stance("force_eager"),
+        compiled(Net())), ASKED),
     "stance eager_on_recompile": (
         lambda: inside(lambda: torch.compiler.set_stance("eager_on_recompile"), compiled(Net())),
         ASKED,
     ),
-    "Dynamo disabled": (
-        lambda: inside(lambda: torch._dynamo.config.patch(disable=True), compiled(Net())),
-        ASKED,
-    ),
+    "Dynamo disabled": (lambda: inside(lambda: torch._dynamo.config.patch(disable=True),
+        compiled(Net())), ASKED),
     "nested": (lambda: compiled(compiled(Net()).forward), RAN),
     "in a graph of another backend": (
         lambda: torch.compile(
@@ -205,32 +190,20 @@ COMPILED: dict[str, tuple[Callable[[], Callable], Says]] = {
     "DataParallel": (lambda: compiled(nn.DataParallel(Net())), RAN),
     "vmap": (lambda: torch.vmap(compiled(lambda x: x * 2)), TRANSFORMED),
     "functorch's grad": (lambda: torch.func.grad(compiled(lambda x: x.sum() * 2)), TRANSFORMED),
-    "forward-mode AD": (
-        lambda: with_tangents(compiled(lambda x: x * 2)),
-        Says(2, {"fallbacks": 1}, "forward-mode AD"),
-    ),
-    "a mode that sees operators": (
-        lambda: inside(lambda: FlopCounterMode(display=False), compiled(Net())),
-        ASKED,
-    ),
-    "tensors without data": (
-        lambda: shapes_alone(compiled(Net())),
-        Says(2, {"fallbacks": 1}, "an input is a FakeTensor, which has no data"),
-    ),
-    "a generator": (
-        lambda: called_by(lambda run, x: [*run(x)], compiled(generated)),
-        Says(2, {"frames_left_to_eager": 1}, is_asked_for=True),
-    ),
+    "forward-mode AD": (lambda: with_tangents(compiled(lambda x: x * 2)),
+        Says(2, {"fallbacks": 1}, "forward-mode AD")),
+    "a mode that sees operators": (lambda: inside(lambda: FlopCounterMode(display=False),
+        compiled(Net())), ASKED),
+    "tensors without data": (lambda: shapes_alone(compiled(Net())),
+        Says(2, {"fallbacks": 1}, "an input is a FakeTensor, which has no data")),
+    "a generator": (lambda: called_by(lambda run, x: [*run(x)], compiled(generated)),
+        Says(2, {"frames_left_to_eager": 1}, is_asked_for=True)),
     "another forward of the module": (lambda: compiled(as_method(Net(), lambda f: f)), RAN),
-    "another forward of what is compiled": (
-        lambda: assigned(compiled(Net()), lambda x: x * 2),
-        Says(2, {}, NOT_CALLING),
-    ),
-    "a forward around what is compiled": (
-        lambda: as_method(compiled(Net()), lambda run: lambda x: run(x) * 2),
-        RAN,
-    ),
-}
+    "another forward of what is compiled": (lambda: assigned(compiled(Net()), lambda x: x * 2),
+        Says(2, {}, NOT_CALLING)),
+    "a forward around what is compiled": (lambda: as_method(compiled(Net()),
+        lambda run: lambda x: run(x) * 2), RAN),
+}  # fmt: skip
 
 LEFT = (
     "fallbacks",
@@ -372,60 +345,36 @@ WRAPPED: dict[str, tuple[Callable[[], Callable], Says]] = {
     "a module": (lambda: wrap(Net()), RAN),
     "its forward": (lambda: wrap(Net()).forward, RAN),
     "no operations": (lambda: wrap(nn.Identity()), RAN),
-    "a forward hook that computes": (
-        lambda: wrap(with_hook("forward_hook", Net())),
-        RAN,
-    ),
+    "a forward hook that computes": (lambda: wrap(with_hook("forward_hook", Net())), RAN),
     "a hook of the wrapper": (lambda: with_hook("forward_hook", wrap(Net())), RAN),
-    "a backward hook": (
-        lambda: wrap(with_hook("full_backward_hook", Net())),
-        Says(2, {"fallbacks": 1}, "has backward hooks"),
-    ),
+    "a backward hook": (lambda: wrap(with_hook("full_backward_hook", Net())),
+        Says(2, {"fallbacks": 1}, "has backward hooks")),
     "a branch on data": (lambda: wrap(Branches()), Says(2, {"fallbacks": 1}, "data-dependent")),
-    "DataParallel": (
-        lambda: wrap(nn.DataParallel(Net())),
-        Says(2, {"fallbacks": 1}, "not compatible with torch.nn.DataParallel"),
-    ),
-    "forward-mode AD": (
-        lambda: with_tangents(wrap(Net())),
-        Says(2, {"fallbacks": 1}, "forward-mode AD"),
-    ),
-    "tensors without data": (
-        lambda: shapes_alone(wrap(Net())),
-        Says(2, {"fallbacks": 1}, "got the tensor subclass FakeTensor"),
-    ),
+    "DataParallel": (lambda: wrap(nn.DataParallel(Net())),
+        Says(2, {"fallbacks": 1}, "not compatible with torch.nn.DataParallel")),
+    "forward-mode AD": (lambda: with_tangents(wrap(Net())),
+        Says(2, {"fallbacks": 1}, "forward-mode AD")),
+    "tensors without data": (lambda: shapes_alone(wrap(Net())),
+        Says(2, {"fallbacks": 1}, "got the tensor subclass FakeTensor")),
     "vmap": (lambda: torch.vmap(wrap(Net())), ASKED),
-    "functorch's jvp": (
-        lambda: called_by(lambda run, x: torch.func.jvp(run, (x,), (x,)), wrap(Net())),
-        ASKED,
-    ),
-    "jit.trace": (
-        lambda: called_by(lambda run, x: torch.jit.trace(run, x, check_trace=False), wrap(Net())),
-        ASKED,
-    ),
+    "functorch's jvp": (lambda: called_by(lambda run, x: torch.func.jvp(run, (x, ), (x, )),
+        wrap(Net())), ASKED),
+    "jit.trace": (lambda: called_by(lambda run, x: torch.jit.trace(run, x, check_trace=False),
+        wrap(Net())), ASKED),
     "in a graph of another backend": (lambda: torch.compile(wrap(Net()), backend="eager"), RAN),
-    "a function assigned to forward": (
-        lambda: assigned(wrap(Net()), lambda x: x * 2),
-        RAN,
-    ),
-    "a function around forward": (
-        lambda: as_method(wrap(Net()), lambda run: lambda x: run(x) * 2),
-        RAN,
-    ),
+    "a function assigned to forward": (lambda: assigned(wrap(Net()), lambda x: x * 2), RAN),
+    "a function around forward": (lambda: as_method(wrap(Net()), lambda run: lambda x: run(x) * 2),
+        RAN),
     "a function that holds forward and does not call it": (
         lambda: as_method(wrap(Net()), lambda run: lambda x, unused=run: x * 2),
         Says(1, {}, is_asked_for=True),  # from then on it is captured
     ),
-    "forward in its dict": (
-        lambda: with_in_dict("forward", lambda x: x * 2, wrap(Net())),
-        Says(1, {}, is_asked_for=True),
-    ),
+    "forward in its dict": (lambda: with_in_dict("forward", lambda x: x * 2, wrap(Net())),
+        Says(1, {}, is_asked_for=True)),
     "_call_impl": (lambda: with_call(wrap(Net())), RAN),
-    "_call_impl in its dict": (
-        lambda: with_in_dict("_call_impl", lambda x: x * 2, wrap(Net())),
-        Says(2, {}, "nothing of this call ran in the engine: it did not come to the module's"),
-    ),
-}
+    "_call_impl in its dict": (lambda: with_in_dict("_call_impl", lambda x: x * 2, wrap(Net())),
+        Says(2, {}, "nothing of this call ran in the engine: it did not come to the module's")),
+}  # fmt: skip
 
 
 def with_call(module: torch_ort.ORTModule) -> torch_ort.ORTModule:

@@ -28,19 +28,12 @@ VARIANTS = [
     ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "maximize": True}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}),
-    *itertools.product(
-        ["Adam", "AdamW"],
-        [
-            {"lr": 0.01},
-            {"lr": 0.01, "weight_decay": 0},
-            {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6},
-            {"lr": 0.01, "amsgrad": True},
-            {"lr": 0.01, "maximize": True},
-            {"lr": 0.01, "amsgrad": True, "maximize": True, "weight_decay": 0.1},
-        ],
-    ),
+    *itertools.product(["Adam", "AdamW"], [{"lr": 0.01}, {"lr": 0.01, "weight_decay": 0},
+        {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}, {"lr": 0.01,
+        "amsgrad": True}, {"lr": 0.01, "maximize": True}, {"lr": 0.01, "amsgrad": True,
+        "maximize": True, "weight_decay": 0.1}]),
     ("Adam", {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
-]
+]  # fmt: skip
 EACH_VARIANT = pytest.mark.parametrize(
     ("name", "arguments"), VARIANTS, ids=lambda value: str(value).replace(" ", "")
 )

@@ -144,20 +144,14 @@ def test_schedules_are_those_of_transformers(name):
 @pytest.mark.parametrize(
     ("schedule", "torchs"),
     [
-        (
-            lr_scheduler.LinearWarmupLRScheduler(10, warmup=0.0),
-            lambda it: torch.optim.lr_scheduler.LinearLR(it, 1.0, 0.0, 10),
-        ),
-        (
-            lr_scheduler.PolyWarmupLRScheduler(10, lr_end=0.0, power=3.0, warmup=0.0),
-            lambda it: torch.optim.lr_scheduler.PolynomialLR(it, 10, 3.0),
-        ),
-        (
-            lr_scheduler.CosineWarmupLRScheduler(10, warmup=0.0),
-            lambda it: torch.optim.lr_scheduler.CosineAnnealingLR(it, 10),
-        ),
+        (lr_scheduler.LinearWarmupLRScheduler(10, warmup=0.0),
+         lambda it: torch.optim.lr_scheduler.LinearLR(it, 1.0, 0.0, 10)),
+        (lr_scheduler.PolyWarmupLRScheduler(10, lr_end=0.0, power=3.0, warmup=0.0),
+         lambda it: torch.optim.lr_scheduler.PolynomialLR(it, 10, 3.0)),
+        (lr_scheduler.CosineWarmupLRScheduler(10, warmup=0.0),
+         lambda it: torch.optim.lr_scheduler.CosineAnnealingLR(it, 10)),
     ],
-)
+)  # fmt: skip
 def test_schedules_are_those_of_torch(schedule, torchs):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     reference = torchs(optimizer)

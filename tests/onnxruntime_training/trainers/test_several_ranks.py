@@ -220,15 +220,9 @@ def test_no_state_between_two_updates_of_ranks(tmp_path):
 LAUNCHERS = [
     ({}, (0, 1, 1, False)),
     ({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, (1, 4, 2, False)),
-    (
-        {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"},
-        (1, 4, 0, True),
-    ),
-    (
-        {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4",
-         "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
-        (3, 4, 4, False),
-    ),
+    ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "MASTER_PORT": "1"}, (1, 4, 0, True)),
+    ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"},
+     (3, 4, 4, False)),
     ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, (0, 2, 2, False)),
 ]  # fmt: skip
 

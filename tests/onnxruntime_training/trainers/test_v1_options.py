@@ -107,31 +107,21 @@ def test_given_options_stand_beside_defaults():
         (written("mixed_precision.loss_scaler", 1.0), "got 1.0, want an amp.LossScaler"),
         ({"lr_scheduler": "linear"}, "got 'linear', want a scheduler of optim.lr_scheduler"),
         (written("utils.frozen_weights", "w"), "got 'w', want a list of names"),
-        (
-            {"utils": {"clip": 1}, "debug": {"check_model_export": 2}},
-            "utils.clip: unknown, .*; debug.check_model_export: got 2, want a bool",
-        ),
-        (
-            written("distributed.deepspeed_zero_optimization.stage", 2),
-            "deepspeed_zero_stage: got 2, want 0 or 1; .*deepspeed.initialize",
-        ),
+        ({"utils": {"clip": 1}, "debug": {"check_model_export": 2}},
+         "utils.clip: unknown, .*; debug.check_model_export: got 2, want a bool"),
+        (written("distributed.deepspeed_zero_optimization.stage", 2),
+         "deepspeed_zero_stage: got 2, want 0 or 1; .*deepspeed.initialize"),
         (written("distributed.enable_adasum", True), "enable_adasum: got True, which torch_ort do"),
-        (
-            written("distributed.horizontal_parallel_size", 2),
-            "horizontal_parallel_size: got 2, .*torch.distributed.tensor.parallel",
-        ),
-        (
-            written("distributed.pipeline_parallel.pipeline_parallel_size", 2),
-            "pipeline_parallel: got {'pipeline_parallel_size': 2}, .*torch.distributed.pipelining",
-        ),
-        (
-            written("debug.graph_save_paths.model_with_gradient_graph_path", "m.onnx"),
-            "graph_save_paths: got {'model_with_gradient_graph_path': 'm.onnx'}, .*save_onnx=True",
-        ),
+        (written("distributed.horizontal_parallel_size", 2),
+         "horizontal_parallel_size: got 2, .*torch.distributed.tensor.parallel"),
+        (written("distributed.pipeline_parallel.pipeline_parallel_size", 2),
+         "pipeline_parallel: got {'pipeline_parallel_size': 2}, .*torch.distributed.pipelining"),
+        (written("debug.graph_save_paths.model_with_gradient_graph_path", "m.onnx"),
+         "graph_save_paths: got {'model_with_gradient_graph_path': 'm.onnx'}, .*save_onnx=True"),
         (written("_internal_use.extra_postprocess", print), "extra_postprocess: .*register_graph_"),
         (written("_internal_use.onnx_opset_version", 9), "onnx_opset_version: got 9, want from 12"),
     ],
-)
+)  # fmt: skip
 def test_what_is_wrong(options, words):
     with pytest.raises(ValueError, match=words):
         ORTTrainerOptions(options)
