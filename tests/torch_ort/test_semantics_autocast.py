@@ -116,13 +116,14 @@ def test_switched_off_inside_the_module(compare_training, device):
     compare_training(Exact, rows, forward_context=autocast(device), **CLOSE)
 
 
-def test_switched_between_steps(compare_training, device):
+def test_switched_between_steps(compare_training, device, graphs_captured):
     calls = iter([True, False, True, False] * 2)
 
     def alternate():
         return torch.autocast(device, dtype=torch.bfloat16, enabled=next(calls))
 
     compare_training(Network, rows, forward_context=alternate, steps=4, **CLOSE)
+    assert graphs_captured() == 2
 
 
 def test_with_batch_norm_and_convolution(compare_training, device):
@@ -132,10 +133,7 @@ def test_with_batch_norm_and_convolution(compare_training, device):
         )
 
     compare_training(
-        model,
-        lambda step: torch.randn(4, 3, 8, 8),
-        forward_context=autocast(device),
-        **CLOSE,
+        model, lambda step: torch.randn(4, 3, 8, 8), forward_context=autocast(device), **CLOSE
     )
 
 

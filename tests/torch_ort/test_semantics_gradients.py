@@ -38,12 +38,13 @@ class TestWhichInputsGetGradients:
             ),
         )
 
-    def test_input_requirement_toggled_between_steps(self, compare_training):
+    def test_input_requirement_toggled_between_steps(self, compare_training, graphs_captured):
         compare_training(
             lambda: nn.Linear(4, 3),
             lambda step: torch.randn(2, 4).requires_grad_(step % 2 == 1),
             steps=4,
         )
+        assert graphs_captured() == 2
 
     def test_only_some_inputs_require_grad(self, compare_training):
         compare_training(
@@ -358,17 +359,10 @@ class TestLosses:
             ),
         ],
         ids=[
-            "cross_entropy",
-            "ignored_labels",
-            "label_smoothing",
-            "nll",
-            "multi_margin",
-            "mse",
-            "huber",
-            "binary_cross_entropy",
-            "kl_div",
+            "cross_entropy", "ignored_labels", "label_smoothing", "nll", "multi_margin", "mse",
+            "huber", "binary_cross_entropy", "kl_div",
         ],
-    )
+    )  # fmt: skip
     def test_inside_the_graph(self, compare_training, loss):
         compare_training(
             lambda: module_with(

@@ -74,8 +74,9 @@ class LanguageModel(nn.Module):
     [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW],
     ids=["sgd", "adam", "adamw"],
 )
-def test_mlp_trains(compare_training, optimizer):
+def test_mlp_trains(compare_training, optimizer, graphs_captured):
     compare_training(mlp, rows, optimizer=lambda p: optimizer(p, lr=0.01), steps=4)
+    assert graphs_captured() == 1
 
 
 def test_language_model_with_tied_weights_trains(compare_training):
@@ -197,16 +198,18 @@ def test_frozen_parameters(compare_training):
     assert want.records[-1]["gradient of 0.weight"] is None
 
 
-def test_requires_grad_toggled_between_steps(compare_training):
+def test_requires_grad_toggled_between_steps(compare_training, graphs_captured):
     def toggle(model, step):
         model[0].requires_grad_(step % 2 == 1)
 
     compare_training(mlp, rows, before_step=toggle, steps=4)
+    assert graphs_captured() == 2
 
 
-def test_all_parameters_frozen_but_input_requires_grad(compare_training):
+def test_all_parameters_frozen_but_input_requires_grad_in_some_steps(compare_training):
     compare_training(
-        lambda: mlp().requires_grad_(False), lambda step: torch.randn(6, 8, requires_grad=True)
+        lambda: mlp().requires_grad_(False),
+        lambda step: torch.randn(6, 8, requires_grad=step % 2 == 1),
     )
 
 

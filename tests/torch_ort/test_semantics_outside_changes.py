@@ -194,7 +194,7 @@ class TestHooks:
 
 
 class TestGlobalSwitches:
-    def test_deterministic_algorithms_between_steps(self, compare_training):
+    def test_deterministic_algorithms_between_steps(self, compare_training, graphs_captured):
         def switch(model, step):
             torch.use_deterministic_algorithms(step % 2 == 1)
 
@@ -202,6 +202,7 @@ class TestGlobalSwitches:
             compare_training(mlp, rows, before_step=switch, steps=4)
         finally:
             torch.use_deterministic_algorithms(False)
+        assert graphs_captured() == 2
 
     def test_thread_count_between_steps(self, compare_training):
         before = torch.get_num_threads()

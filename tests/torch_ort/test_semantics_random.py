@@ -98,19 +98,10 @@ def test_random_layers(compare_training, layer):
         lambda x: torch.poisson(x.detach().abs()),
     ],
     ids=[
-        "rand",
-        "rand_like",
-        "randn_like",
-        "bernoulli",
-        "randint",
-        "uniform_",
-        "exponential_",
-        "normal",
-        "randperm",
-        "multinomial",
-        "poisson",
+        "rand", "rand_like", "randn_like", "bernoulli", "randint", "uniform_", "exponential_",
+        "normal", "randperm", "multinomial", "poisson",
     ],
-)
+)  # fmt: skip
 def test_random_functions(compare_training, draw):
     compare_training(lambda: lambda x: (x * draw(x), draw(x)), rows, **EXACT)
 
@@ -216,7 +207,9 @@ def test_compiling_does_not_move_the_generator(device, compiled):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_reseeding_repeats_a_run(device, compiled):
+@pytest.mark.parametrize("exact", ["0", "1"])
+def test_reseeding_repeats_a_run(device, compiled, exact, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", exact)
     call = compiled(lambda v: F.dropout(v, 0.5) * torch.randn_like(v))
     x = torch.ones(32, device=device)
     results = []
