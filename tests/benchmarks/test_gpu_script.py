@@ -70,17 +70,11 @@ def ends(text: str) -> list[str]:
 
 ALL = [
     *(
-        "build",
-        "smoke",
-        "smoke, checked",
-        "tests",
-        "memcheck",
-        "racecheck",
-        "synccheck",
+        "build", "smoke", "smoke, checked", "tests", "memcheck", "racecheck", "synccheck",
         "optimizers",
     ),
     *(f"training steps in {dtype}" for dtype in STEPS),
-]
+]  # fmt: skip
 
 
 def test_all_steps(checkout):

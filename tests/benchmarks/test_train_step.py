@@ -152,16 +152,10 @@ def test_two_builds_are_measured_side_by_side(tmp_path: Path) -> None:
     done = run_benchmark(
         *("--quick", "--steady-only", "--models", "lm_d64", "--threads", "1"),
         *(
-            "--processes",
-            "2",
-            "--rounds",
-            "1",
-            "--against",
-            str(checkout),
-            "--json",
+            "--processes", "2", "--rounds", "1", "--against", str(checkout), "--json",
             str(result_file),
         ),
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "This build / the other one" in done.stdout
     assert "step, geometric mean" in done.stdout

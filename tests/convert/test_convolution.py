@@ -51,10 +51,7 @@ def test_transposed_convolution() -> None:
     weight = floats(4, 3, 3, 3)
     check(lambda x, w: F.conv_transpose2d(x, w), X, weight, ops=["ConvTranspose"])
     check(
-        lambda x, w: F.conv_transpose2d(x, w, None, 2, 1, 1, 1, 1),
-        X,
-        weight,
-        ops=["ConvTranspose"],
+        lambda x, w: F.conv_transpose2d(x, w, None, 2, 1, 1, 1, 1), X, weight, ops=["ConvTranspose"]
     )
 
 
@@ -94,10 +91,7 @@ def test_resize() -> None:
     for function, kernel in [
         (lambda x: F.interpolate(x, scale_factor=2), "aten::upsample_nearest2d"),
         (lambda x: F.interpolate(x, size=(18, 32)), "aten::upsample_nearest2d"),
-        (
-            lambda x: F.interpolate(x, scale_factor=4, mode="bilinear"),
-            "aten::upsample_bilinear2d",
-        ),
+        (lambda x: F.interpolate(x, scale_factor=4, mode="bilinear"), "aten::upsample_bilinear2d"),
     ]:
         check(function, X, ops={0: [kernel], 13: ["Resize"]})
     for function, kernel in [

@@ -32,17 +32,10 @@ TOLERANCE = {
     torch.float16: 2**-10,
 }
 NAMES = {
-    torch.float32: "float",
-    torch.float64: "double",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-    torch.bool: "bool",
-    torch.uint8: "uint8",
-    torch.int8: "int8",
-    torch.int16: "int16",
-    torch.int32: "int32",
-    torch.int64: "int64",
-}
+    torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16",
+    torch.float16: "float16", torch.bool: "bool", torch.uint8: "uint8", torch.int8: "int8",
+    torch.int16: "int16", torch.int32: "int32", torch.int64: "int64",
+}  # fmt: skip
 HEAD = (
     '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1, "org.pytorch.aten" : 1, '
     '"torch_ort" : 1]>'

@@ -176,10 +176,7 @@ def test_queries_that_share_keys(key_heads, causal):
     def attend(query, key, value):
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=True)
 
-    heads = (
-        make_heads(33, 33, 16, heads=6)[0],
-        *make_heads(33, 33, 16, heads=key_heads)[1:],
-    )
+    heads = (make_heads(33, 33, 16, heads=6)[0], *make_heads(33, 33, 16, heads=key_heads)[1:])
     got = run(torch.compile(attend, backend="ort"), heads)
     want = run(attend, tuple(tensor.double() for tensor in heads))
     for mine, exact in zip(got, want, strict=True):

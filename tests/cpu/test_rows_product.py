@@ -105,14 +105,9 @@ class Case:
 
 # More than the rows, columns and steps that are worked on at once, and less.
 SIZES = [
-    (50, 33, 40),
-    (1, 1, 1),
-    (40, 300, 33),
-    (700, 600, 20),
-    (20, 700, 400),
-    (2000, 20, 18),
+    (50, 33, 40), (1, 1, 1), (40, 300, 33), (700, 600, 20), (20, 700, 400), (2000, 20, 18),
     (60, 30, 800),
-]
+]  # fmt: skip
 
 
 @crossed(isa=ISAS, dtype=REAL, kind=LISTS, sums=[False, True])

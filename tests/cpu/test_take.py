@@ -14,15 +14,10 @@ from torch_ort import _C
 
 Call = Callable[[Tensor, Tensor], Tensor]
 SHAPES = {
-    "one dim": ((7,), 0),
-    "rows": ((9, 5), 0),
-    "columns": ((5, 9), 1),
-    "runs": ((3, 7, 4), 1),
-    "within": ((2, 3, 4, 5), 2),
-    "no others": ((0, 6), 1),
-    "none taken from": ((4, 0, 3), 0),
+    "one dim": ((7,), 0), "rows": ((9, 5), 0), "columns": ((5, 9), 1), "runs": ((3, 7, 4), 1),
+    "within": ((2, 3, 4, 5), 2), "no others": ((0, 6), 1), "none taken from": ((4, 0, 3), 0),
     "one": ((3, 1, 2), 1),
-}
+}  # fmt: skip
 PLACES = {"some": (6,), "two dims": (2, 3), "none": (0,), "no dims": (), "repeated": (40,)}
 
 

@@ -269,15 +269,9 @@ def test_columns_that_32_bits_cannot_count(name, tmp_path, monkeypatch) -> None:
 # The name of a text, and how many instructions at least read and write 16 bytes. Four rows are read
 # at once.
 WIDE = {
-    "sort_i64": (0, 0),
-    "sort_i32": (0, 0),
-    "float_4": (16, 2),
-    "bf16_8": (16, 2),
-    "f16_8": (16, 2),
-    "double_2": (16, 2),
-    "bf16_1": (0, 0),
-    "float_4_dims": (16, 2),
-}
+    "sort_i64": (0, 0), "sort_i32": (0, 0), "float_4": (16, 2), "bf16_8": (16, 2), "f16_8": (16, 2),
+    "double_2": (16, 2), "bf16_1": (0, 0), "float_4_dims": (16, 2),
+}  # fmt: skip
 
 
 def test_good_machine_code(tmp_path, monkeypatch) -> None:

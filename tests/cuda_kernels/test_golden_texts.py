@@ -9,15 +9,9 @@ import regions
 
 pytestmark = pytest.mark.cuda
 TEXTS = (
-    "dropout",
-    "softmax",
-    "layer_norm_grad",
-    "embedding",
-    "loss",
-    "channel_sums",
-    "batch_norm",
+    "dropout", "softmax", "layer_norm_grad", "embedding", "loss", "channel_sums", "batch_norm",
     "norm_dropout_of_split_rows",
-)
+)  # fmt: skip
 
 
 def run(case: kernel_cases.Case) -> regions.Compiled:

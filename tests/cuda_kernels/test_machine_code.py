@@ -13,23 +13,11 @@ import model_texts
 import pytest
 import regions
 import torch
-from gate import (
-    ARCHITECTURES,
-    Built,
-    accesses,
-    compile_texts,
-    faults,
-    instructions,
-    reads_at_once,
-)
+from gate import ARCHITECTURES, Built, accesses, compile_texts, faults, instructions, reads_at_once
 
 pytestmark = pytest.mark.cuda
 # Whose operands do not lie so that 16 bytes could be read or written.
-NARROW_CASES = {
-    "strided": 2,
-    "batch_norm": 1,
-    "loss_of_many_rows": 1,
-}
+NARROW_CASES = {"strided": 2, "batch_norm": 1, "loss_of_many_rows": 1}
 
 
 def texts_of_cases(folder: Path) -> dict[str, str]:

@@ -5,15 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from gate import (
-    ARCHITECTURES,
-    TOOLKITS,
-    Built,
-    compile_texts,
-    faults,
-    instructions,
-    nvdisasm,
-)
+from gate import ARCHITECTURES, TOOLKITS, Built, compile_texts, faults, instructions, nvdisasm
 from in_process import AXPY, run
 
 COPY = """

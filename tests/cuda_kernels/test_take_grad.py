@@ -31,13 +31,9 @@ def test_sums(name: str) -> None:
 
 
 SHAPES = {
-    "one dim": ((7,), 0),
-    "rows": ((9, 5), 0),
-    "columns": ((5, 9), 1),
-    "within": ((2, 3, 4, 5), 2),
-    "no others": ((0, 6), 1),
-    "one": ((3, 1, 2), 1),
-}
+    "one dim": ((7,), 0), "rows": ((9, 5), 0), "columns": ((5, 9), 1), "within": ((2, 3, 4, 5), 2),
+    "no others": ((0, 6), 1), "one": ((3, 1, 2), 1),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", regions.REAL, ids=str)

@@ -24,10 +24,7 @@ INTEGRATIONS = {
     "test_trainer": ("Hugging Face Trainer", ("transformers", "accelerate")),
     "test_sharded_trainer": ("Trainer with FSDP2", ("transformers", "accelerate")),
     "test_ort_trainer": ("ORTTrainer of optimum", ("transformers", "accelerate")),
-    "test_names": (
-        "Names in Accelerate and Transformers",
-        ("transformers", "accelerate"),
-    ),
+    "test_names": ("Names in Accelerate and Transformers", ("transformers", "accelerate")),
     "test_accelerate": ("Accelerate", ("accelerate",)),
     "test_rows": ("Skipped rows in models of Hugging Face", ("transformers",)),
     "test_lazy_logits": ("Logits computed when they are read", ("transformers", "accelerate")),

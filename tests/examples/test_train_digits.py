@@ -51,11 +51,7 @@ def test_max_steps(run_digits: Callable) -> None:
     ],
 )
 def test_bad_input(
-    run_digits: Callable,
-    capsys: pytest.CaptureFixture,
-    arguments: str,
-    status: int,
-    message: str,
+    run_digits: Callable, capsys: pytest.CaptureFixture, arguments: str, status: int, message: str
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
         run_digits("--backend", "eager", *arguments.split())

@@ -12,10 +12,7 @@ from torch import nn
 import torch_ort
 from tests.roads import ROADS
 
-pytestmark = [
-    pytest.mark.ort_only,
-    pytest.mark.hands_over("a Function under torch.compile"),
-]
+pytestmark = [pytest.mark.ort_only, pytest.mark.hands_over("a Function under torch.compile")]
 
 WRITES = {
     "counts": lambda buffer, gradient: buffer.add_(1),

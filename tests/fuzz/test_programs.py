@@ -19,8 +19,7 @@ GROUP = 8
 
 @pytest.mark.hands_over("some programs write into inputs, and have unbacked sizes")
 @pytest.mark.parametrize(
-    ("road", "first"),
-    [(road, first) for road, seeds in SEEDS.items() for first in seeds[::GROUP]],
+    ("road", "first"), [(road, first) for road, seeds in SEEDS.items() for first in seeds[::GROUP]]
 )
 def test_programs_are_as_in_eager(road: str, first: int):
     outcomes = {seed: try_seed(seed, road) for seed in range(first, first + GROUP)}

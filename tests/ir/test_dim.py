@@ -71,36 +71,13 @@ def test_canonical_form(text: str, want: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "2*N + T // 4",
-        "N - 2*T - 1",
-        "-N + T",
-        "N*(T + 1)",
-        "N*(T // 4)",
-        "N // T // 4",
-        "N // (2*T)",
-        "(N + 1) // 2",
-        "N*T // 2",
-        "-N // 2",
-        "N % 8 - 1",
-        "N // -2",
-        "(-2)**N",
-        "(N + 1)**T",
-        "(N**T)**T",
-        "N**T**T",
-        "2**-N",
-        "N**(T - 1)",
-        "min(N, T + 1)",
-        "!N",
-        "!(N < T)",
-        "!(N & T)",
-        "(N == 1) & (T == 1)",
-        "X | N & T",
-        "N & (T | X)",
-        "N + 1 < T",
-        "X == (N < T)",
-        "_a.b_1 + x.y",
+        "2*N + T // 4", "N - 2*T - 1", "-N + T", "N*(T + 1)", "N*(T // 4)", "N // T // 4",
+        "N // (2*T)", "(N + 1) // 2", "N*T // 2", "-N // 2", "N % 8 - 1", "N // -2", "(-2)**N",
+        "(N + 1)**T", "(N**T)**T", "N**T**T", "2**-N", "N**(T - 1)", "min(N, T + 1)", "!N",
+        "!(N < T)", "!(N & T)", "(N == 1) & (T == 1)", "X | N & T", "N & (T | X)", "N + 1 < T",
+        "X == (N < T)", "_a.b_1 + x.y",
     ],
-)
+)  # fmt: skip
 def test_text_has_no_spare_parentheses(text: str) -> None:
     assert dims.dim_parse_str(text) == text
     for start, character in enumerate(text):

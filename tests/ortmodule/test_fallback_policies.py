@@ -335,10 +335,7 @@ class TestRaises:
         choose(policy, retry)
         self.check(name, monkeypatch)
 
-    @pytest.mark.parametrize(
-        ("policy", "name"),
-        parameters(FALLING),
-    )
+    @pytest.mark.parametrize(("policy", "name"), parameters(FALLING))
     def test_where_strict(self, policy, name, choose, monkeypatch):
         choose(policy)
         monkeypatch.setenv("TORCH_ORT_STRICT", "1")
@@ -419,14 +416,7 @@ class TestDataParallel:
         with pytest.warns(FallbackWarning, match="ORTModuleTorchModelException: .*DataParallel"):
             return module, ORTModule(module)
 
-    @pytest.mark.parametrize(
-        "retry",
-        [
-            False,
-            True,
-        ],
-        ids=["for good", "every call"],
-    )
+    @pytest.mark.parametrize("retry", [False, True], ids=["for good", "every call"])
     @pytest.mark.filterwarnings("ignore::torch_ort.fallback.FallbackWarning")
     def test_stays_in_pytorch(self, retry, choose):
         choose(None, retry)

@@ -29,23 +29,14 @@ SMALL = {
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 TOKENS = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1}
 IMAGE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
 TWO_STACKS = {
-    "vocab_size": 99,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
+    "vocab_size": 99, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
     "decoder_ffn_dim": 64,
-}
+}  # fmt: skip
 EXPERTS = {"experts_implementation": "batched_mm", **GROUPED}
 
 

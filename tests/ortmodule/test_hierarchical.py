@@ -149,10 +149,7 @@ class Norms(nn.Module):
 RUNS = {
     Uncapturable: 2, Listed: 4, Named: 3, Nested: 3, Deep: 3, Mixed: 1, InSequence: 3, Norms: 3,
 }  # fmt: skip
-EVERY = [
-    *RUNS,
-    Shared,
-]
+EVERY = [*RUNS, Shared]
 RUNS_OF_ALL = RUNS | {Shared: 3}
 
 

@@ -128,8 +128,7 @@ def dynamo_captures_for_all_sizes(model: nn.Module, inputs: dict) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("name", "road"),
-    [*((name, "module") for name in MODELS), ("encoder layer", "compile")],
+    ("name", "road"), [*((name, "module") for name in MODELS), ("encoder layer", "compile")]
 )
 def test_evaluation(name, road):
     make, inputs = MODELS[name]

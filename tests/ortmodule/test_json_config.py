@@ -211,12 +211,8 @@ def test_errors_of_debug_options_are_its_own(debug, kind, words, load):
         {"UseStaticShapes": True},
         {"UseStaticShape": 1},
         {"DebugOptions": {"LogLevel": "LOUD"}},
-        pytest.param(
-            {"OnnxOpsetVersion": 11},
-        ),
-        pytest.param(
-            {"FallbackPolicy": ["FALLBACK_NEVER"]},
-        ),
+        pytest.param({"OnnxOpsetVersion": 11}),
+        pytest.param({"FallbackPolicy": ["FALLBACK_NEVER"]}),
     ],
 )
 def test_an_error_changes_nothing(config, write, graphs_captured):

@@ -30,13 +30,9 @@ LEVELS = [level.name for level in LogLevel]
 VALUES = {"VERBOSE": 0, "DEVINFO": 1, "INFO": 2, "WARNING": 3, "ERROR": 4, "FATAL": 5}
 # The least that the log lets through.
 SPEAKS = {
-    "VERBOSE": logging.DEBUG,
-    "DEVINFO": logging.INFO,
-    "INFO": logging.INFO,
-    "WARNING": logging.WARNING,
-    "ERROR": logging.ERROR,
-    "FATAL": logging.CRITICAL,
-}
+    "VERBOSE": logging.DEBUG, "DEVINFO": logging.INFO, "INFO": logging.INFO,
+    "WARNING": logging.WARNING, "ERROR": logging.ERROR, "FATAL": logging.CRITICAL,
+}  # fmt: skip
 # The least that the engine's own log lets through, and whether the traced graph is written.
 ENGINE_SPEAKS = {**SPEAKS, "INFO": logging.WARNING}
 TRACED = ("VERBOSE", "DEVINFO", "INFO")

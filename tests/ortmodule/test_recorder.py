@@ -77,11 +77,7 @@ def test_what_is_handed_over_trains_as_well(function, words, caplog):
 @pytest.mark.hands_over("an input that autograd watches is written into")
 @pytest.mark.parametrize(
     "write",
-    [
-        lambda x, w: x.mul_(w),
-        lambda x, w: x.add_(w)[1:],
-        lambda x, w: (x[0].copy_(w), x * w)[1],
-    ],
+    [lambda x, w: x.mul_(w), lambda x, w: x.add_(w)[1:], lambda x, w: (x[0].copy_(w), x * w)[1]],
 )
 def test_what_is_written_into_an_argument_keeps_its_gradient(write):
     eager = module_with(

@@ -189,13 +189,9 @@ def test_an_alias_carries_its_root_across() -> None:
 
 def test_adopted_memory_crosses_and_outputs_are_not_counted() -> None:
     tensors = {
-        "x": "input 8",
-        "a": "adopted 100",
-        "out": "adopted 1000",
-        "o": "output 10000",
-        "early": "adopted 7",
-        "p": "planned 1",
-    }
+        "x": "input 8", "a": "adopted 100", "out": "adopted 1000", "o": "output 10000",
+        "early": "adopted 7", "p": "planned 1",
+    }  # fmt: skip
     steps = ("a, out, o, early, p = x", BORDER, "= a, out, o, x")
     plan = Planned(tensors, *steps, outputs="out, o, x", gradients="early")
     assert plan.crossing == [1, 2, 4]
@@ -251,17 +247,9 @@ def test_in_place_is_taken(steps: tuple[str, ...], want: str) -> None:
 )
 def test_in_place_is_declined(steps: tuple[str, ...]) -> None:
     tensors = {
-        "x": "input 64",
-        "k": "constant 64",
-        "ad": "adopted 64",
-        "o": "output 64",
-        "vo": "alias o",
-        "big": "planned 128",
-        "a": "planned 64",
-        "v": "alias a",
-        "vs": "alias a",
-        "c": "planned 64",
-    }
+        "x": "input 64", "k": "constant 64", "ad": "adopted 64", "o": "output 64", "vo": "alias o",
+        "big": "planned 128", "a": "planned 64", "v": "alias a", "vs": "alias a", "c": "planned 64",
+    }  # fmt: skip
     assert Planned(tensors, *steps).in_place_of("c") is None
 
 
@@ -376,13 +364,9 @@ def test_order_of_both_halves() -> None:
 )
 def test_order_keeps_what_must_stay(steps: tuple[str, ...], chain: list[int]) -> None:
     tensors = {
-        "x": "input 8",
-        "a": "planned 1000",
-        "b": "planned 1000",
-        "c": "planned 8",
-        "d": "planned 8",
-        "v": "alias a",
-    }
+        "x": "input 8", "a": "planned 1000", "b": "planned 1000", "c": "planned 8",
+        "d": "planned 8", "v": "alias a",
+    }  # fmt: skip
     plan = Planned(tensors, *steps, reorder=True)
     assert [step for step in plan.order if step in chain] == chain
 
@@ -390,15 +374,9 @@ def test_order_keeps_what_must_stay(steps: tuple[str, ...], chain: list[int]) ->
 # --- delivered gradients --------------------------------------------------------------------------
 
 DELIVERY = {
-    "x": "input 64",
-    "a": "planned 64",
-    "b": "planned 64",
-    "o": "output 64",
-    "g": "planned 64",
-    "wa": "planned 64 delivered",
-    "wb": "planned 64 delivered",
-    "v": "alias wb",
-}
+    "x": "input 64", "a": "planned 64", "b": "planned 64", "o": "output 64", "g": "planned 64",
+    "wa": "planned 64 delivered", "wb": "planned 64 delivered", "v": "alias wb",
+}  # fmt: skip
 
 
 def test_delivered_takes_the_place_of_what_has_crossed() -> None:
@@ -433,14 +411,9 @@ def test_delivered_may_overwrite_what_has_crossed() -> None:
 # --- discarded memory -----------------------------------------------------------------------------
 
 LAYERS = {
-    "x": "input 64",
-    "a": "planned 512",
-    "b": "planned 512",
-    "o": "output 64",
-    "g": "adopted 512",
-    "h": "adopted 512",
-    "w": "planned 64 delivered",
-}
+    "x": "input 64", "a": "planned 512", "b": "planned 512", "o": "output 64", "g": "adopted 512",
+    "h": "adopted 512", "w": "planned 64 delivered",
+}  # fmt: skip
 LAYER_STEPS = ("a = x", "b = a", "o = b", BORDER, "g = b", "h = g, a", "w = h")
 
 
@@ -550,13 +523,9 @@ def test_an_area_of_chunks_has_no_workspaces_and_discards() -> None:
 # --- workspaces -----------------------------------------------------------------------------------
 
 IMAGES = {
-    "x": "input 64",
-    "a": "planned 256",
-    "b": "planned 512",
-    "o": "output 64",
-    "g": "planned 512",
+    "x": "input 64", "a": "planned 256", "b": "planned 512", "o": "output 64", "g": "planned 512",
     "w": "planned 64 delivered",
-}
+}  # fmt: skip
 IMAGE_STEPS = ("*a = x", "*b = a", "o = b", BORDER, "*g = b", "*w = g, a")
 
 
@@ -648,33 +617,14 @@ def test_broken_fields(broken: dict, options: dict, error: type[Exception], word
 # --- what verify_plan refuses ---------------------------------------------------------------------
 
 TRAINING = {
-    "x": "input 64",
-    "a": "planned 64",
-    "b": "planned 64",
-    "s": "planned 64",
-    "f": "adopted 64",
-    "vf": "alias f",
-    "o": "output 64",
-    "g": "planned 64",
-    "h": "planned 64",
-    "w": "output 64",
-    "va": "alias a",
-    "early": "adopted 64",
-    "ve": "alias early",
-}
+    "x": "input 64", "a": "planned 64", "b": "planned 64", "s": "planned 64", "f": "adopted 64",
+    "vf": "alias f", "o": "output 64", "g": "planned 64", "h": "planned 64", "w": "output 64",
+    "va": "alias a", "early": "adopted 64", "ve": "alias early",
+}  # fmt: skip
 TRAINING_STEPS = (
-    "a = x",
-    "va = a",
-    "!b = a | a",
-    "f = b, va",
-    "!vf = f",
-    "s, early, ve = vf",
-    "!o = s, a | a",
-    BORDER,
-    "g = x",
-    "h = g, s | g, s",
-    "w = h, g, x",
-)
+    "a = x", "va = a", "!b = a | a", "f = b, va", "!vf = f", "s, early, ve = vf", "!o = s, a | a",
+    BORDER, "g = x", "h = g, s | g, s", "w = h, g, x",
+)  # fmt: skip
 # Positions are those of the steps.
 LAST_FORWARD, FIRST_BACKWARD = 6, 7
 
@@ -792,16 +742,10 @@ def test_verify_plan_refuses(tamper: Any, words: str) -> None:
 )
 def test_verify_plan_refuses_in_place(steps: tuple[str, ...], words: str) -> None:
     tensors = {
-        "x": "input 64",
-        "k": "constant 64",
-        "ad": "adopted 64",
-        "o": "output 64",
-        "big": "planned 128",
-        "a": "planned 64",
-        "v": "alias a",
-        "c": "planned 64",
+        "x": "input 64", "k": "constant 64", "ad": "adopted 64", "o": "output 64",
+        "big": "planned 128", "a": "planned 64", "v": "alias a", "c": "planned 64",
         "e": "planned 64",
-    }
+    }  # fmt: skip
     plan = Planned(tensors, *steps, in_place=False)
     write = "e" if "e =" in steps[-1] or ", e" in steps[-1] else "c"
     read = plan.program["steps"][-1]["in_place"][0]

@@ -13,16 +13,10 @@ PACKAGE = ROOT / "torch_ort"
 
 # Each room with those it may import from besides itself. What users import by name lies loose.
 LOOSE = {
-    "__init__": "public",
-    "_build_info": "core",
-    "_installed": "core",
-    "options": "core",
-    "fallback": "engine",
-    "backend": "backend",
-    "configure": "training",
-    "scripted": "training",
+    "__init__": "public", "_build_info": "core", "_installed": "core", "options": "core",
+    "fallback": "engine", "backend": "backend", "configure": "training", "scripted": "training",
     "seeding": "training",
-}
+}  # fmt: skip
 COMPILER = {
     "core": set(),
     "pytorch": {"core"},

@@ -60,11 +60,7 @@ def rules_broken(room: str, file: str, text: str) -> list[str]:
         elif (
             bracket == '"'
             and "/" not in header
-            and header
-            not in {
-                "build_info.h",
-                "onnx_torch_ort.pb.h",
-            }
+            and header not in {"build_info.h", "onnx_torch_ort.pb.h"}
         ):
             broken.append(f"{header}: includes are written from csrc/")
         if PYBIND.match(header):

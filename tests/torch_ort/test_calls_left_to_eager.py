@@ -14,10 +14,7 @@ from torch import nn
 from torch._dynamo.utils import counters as dynamo_counters
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_full_backward_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_full_backward_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 import torch_ort

@@ -312,14 +312,9 @@ def chunked_nodes(model, *inputs) -> int:
 # tests/cpu/test_linear_loss.py compares the kernel in all dtypes. What short floats add here are
 # the casts around a loss.
 IN_BFLOAT16 = (
-    "mean",
-    "shifted",
-    "smoothed and weighted",
-    "z-loss and left in float",
-    "masked z-loss",
-    "weighted rows",
-    "capped and left",
-)
+    "mean", "shifted", "smoothed and weighted", "z-loss and left in float", "masked z-loss",
+    "weighted rows", "capped and left",
+)  # fmt: skip
 
 
 def with_dtypes(names, in_bfloat16, dtypes=tuple(NEAR)):
@@ -501,15 +496,9 @@ def test_gradients_that_are_differentiated(make, monkeypatch):
 
 
 INFERENCE = (
-    "rows of shifted",
-    "mean",
-    "sum",
-    "weighted",
-    "shifted",
-    "smoothed",
-    "masked mean",
+    "rows of shifted", "mean", "sum", "weighted", "shifted", "smoothed", "masked mean",
     "capped and left",
-)
+)  # fmt: skip
 
 
 @with_dtypes([*INFERENCE, "none"], ["shifted", "capped and left"])

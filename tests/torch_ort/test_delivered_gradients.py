@@ -123,15 +123,9 @@ def under_hooks(call, optimizer, x):
 
 
 LOOPS = [
-    drop_before_forward,
-    drop_after_step,
-    drop_before_backward,
-    zero_in_place,
-    accumulate,
-    call_often_a_step,
-    keep_the_graph,
-    under_hooks,
-]
+    drop_before_forward, drop_after_step, drop_before_backward, zero_in_place, accumulate,
+    call_often_a_step, keep_the_graph, under_hooks,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)

@@ -284,10 +284,7 @@ def test_conditions_of_a_later_call(error, monkeypatch):
 class TestLaterSteps:
     """A graph that has run before: what eager would raise is raised, a plan that fails is not."""
 
-    @pytest.mark.parametrize(
-        ("road", "name", "error"),
-        with_errors(["plan", "bind", "memory"] * 4),
-    )
+    @pytest.mark.parametrize(("road", "name", "error"), with_errors(["plan", "bind", "memory"] * 4))
     def test_before_the_first_kernel(self, road, name, error, monkeypatch):
         monkeypatch.setenv("TORCH_ORT_STRICT", "0")
         monkeypatch.setattr(compiler, "_sessions", {})  # one of another test may know the sizes

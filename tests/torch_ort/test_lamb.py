@@ -63,12 +63,7 @@ class Reference:
 @pytest.mark.parametrize("arguments", ARGUMENTS, ids=lambda it: ",".join(it) or "defaults")
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
-    [
-        (torch.float64, 1e-14),
-        (torch.float32, 5e-7),
-        (torch.bfloat16, 0.02),
-        (torch.float16, 0.002),
-    ],
+    [(torch.float64, 1e-14), (torch.float32, 5e-7), (torch.bfloat16, 0.02), (torch.float16, 0.002)],
     ids=lambda it: str(it).removeprefix("torch."),
 )
 def test_formulas(arguments: dict, dtype: torch.dtype, tolerance: float, isa: str) -> None:

@@ -373,8 +373,7 @@ def test_a_weight_that_is_freed_raises():
 
 
 @pytest.mark.parametrize(
-    ("make", "mode"),
-    [(make, torch.inference_mode) for make in MAKES] + [(plain, torch.no_grad)],
+    ("make", "mode"), [(make, torch.inference_mode) for make in MAKES] + [(plain, torch.no_grad)]
 )
 def test_without_gradients(make, mode):
     model = Model(make)

@@ -319,14 +319,9 @@ def test_one_launch_for_each_combination_of_dtypes(launches: Callable[[], list[s
     ]
     train(Lamb(params), 1)
     assert [name for name in launches() if name != "write_words"] == [
-        "begin_step",
-        "lamb_f32_f32_f32_f32",
-        "lamb_rates",
-        "lamb_f32_f32_f32_f32_move",
-        "lamb_bf16_bf16_f32_f32",
-        "lamb_rates",
-        "lamb_bf16_bf16_f32_f32_move",
-    ]
+        "begin_step", "lamb_f32_f32_f32_f32", "lamb_rates", "lamb_f32_f32_f32_f32_move",
+        "lamb_bf16_bf16_f32_f32", "lamb_rates", "lamb_bf16_bf16_f32_f32_move",
+    ]  # fmt: skip
 
 
 def test_what_is_captured_writes_its_own_addresses(
@@ -507,10 +502,7 @@ def test_scaled_steps_of_what_is_left_to_torch() -> None:
     results = []
     for capturable in (False, True):
         torch.manual_seed(0)
-        params = [
-            nn.Parameter(torch.randn(60).cuda()[::2]),
-            nn.Parameter(torch.randn(100).cuda()),
-        ]
+        params = [nn.Parameter(torch.randn(60).cuda()[::2]), nn.Parameter(torch.randn(100).cuda())]
         optimizer = AdamW(params, lr=0.1, capturable=capturable)
         scaler = torch.amp.GradScaler("cuda", init_scale=4.0)
         for factor in (1.0, torch.inf, 2.0):

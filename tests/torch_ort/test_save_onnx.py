@@ -121,8 +121,7 @@ def test_models_are_standard_at_every_opset(name: str, pin: int, save) -> None:
 
 
 @pytest.mark.parametrize(
-    "pin",
-    [12, *(pytest.param(pin, marks=pytest.mark.slow) for pin in PINS[1:-1]), NEWEST_OPSET],
+    "pin", [12, *(pytest.param(pin, marks=pytest.mark.slow) for pin in PINS[1:-1]), NEWEST_OPSET]
 )
 @pytest.mark.parametrize("name", MODELS)
 def test_one_file_serves_all_sizes(name: str, pin: int, save) -> None:

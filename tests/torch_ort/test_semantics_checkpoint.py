@@ -158,9 +158,7 @@ def test_under_autocast(compare_training, device):
 
 def test_with_changing_sizes(compare_training):
     compare_training(
-        functools.partial(Stack, dropout=0.3),
-        lambda step: torch.randn(3 + 2 * step, 8),
-        steps=4,
+        functools.partial(Stack, dropout=0.3), lambda step: torch.randn(3 + 2 * step, 8), steps=4
     )
 
 

@@ -229,8 +229,7 @@ class TestMutatingOps:
             return y + a, b * 2
 
         compare_training(
-            lambda: function,
-            lambda step: (torch.zeros(4, 6), torch.randn(4, 6), torch.zeros(3)),
+            lambda: function, lambda step: (torch.zeros(4, 6), torch.randn(4, 6), torch.zeros(3))
         )
 
     @pytest.mark.hands_over("a custom operator that writes into its arguments")

@@ -154,18 +154,10 @@ def test_backward_after_a_forward_of_another_size(device, compiled):
         lambda x: x.view(1, -1, 6).expand(x.shape[0], -1, -1).sum(0),
     ],
     ids=[
-        "sizes_out",
-        "mean",
-        "arange",
-        "reshape",
-        "slice",
-        "new_ones",
-        "pad",
-        "split",
-        "square",
+        "sizes_out", "mean", "arange", "reshape", "slice", "new_ones", "pad", "split", "square",
         "expand",
     ],
-)
+)  # fmt: skip
 def test_arithmetic_on_sizes(compare_training, function):
     compare_training(
         lambda: function, lambda step: torch.randn(3 + 2 * step, 6, requires_grad=True), steps=4

@@ -299,18 +299,10 @@ class TestAliasingOutputs:
             lambda x: x.sum(0).expand(5, 6),
         ],
         ids=[
-            "one_view",
-            "same_twice",
-            "base_and_views",
-            "two_views",
-            "and_detached",
-            "only_detached",
-            "split",
-            "unbind",
-            "expand",
-            "expand_of_a_sum",
+            "one_view", "same_twice", "base_and_views", "two_views", "and_detached",
+            "only_detached", "split", "unbind", "expand", "expand_of_a_sum",
         ],
-    )
+    )  # fmt: skip
     def test_of_an_intermediate(self, compare_training, function):
         compare_training(lambda: function, rows_with_gradient)
 

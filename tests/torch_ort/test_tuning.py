@@ -151,14 +151,10 @@ class TestTimes:
     @pytest.mark.parametrize(
         ("own_us", "torch_us", "prefers_own", "is_own"),
         [
-            (100, 100, True, True),
-            (100, 100, False, False),
-            (100, 98, True, True),
-            (100, 96, True, False),
-            (98, 100, False, False),
-            (96, 100, False, True),
+            (100, 100, True, True), (100, 100, False, False), (100, 98, True, True),
+            (100, 96, True, False), (98, 100, False, False), (96, 100, False, True),
         ],
-    )
+    )  # fmt: skip
     def test_choice(self, own_us, torch_us, prefers_own, is_own):
         assert _C.testing.choose_own(own_us, torch_us, prefers_own) is is_own
 

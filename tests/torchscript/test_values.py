@@ -71,10 +71,7 @@ def assert_same(got: Any, want: Any) -> None:
 
 class Containers(Net):
     def forward(
-        self,
-        table: dict[str, Tensor],
-        parts: list[Tensor],
-        pair: tuple[Tensor, int],
+        self, table: dict[str, Tensor], parts: list[Tensor], pair: tuple[Tensor, int]
     ) -> tuple[dict[str, Tensor], Point, list[Tensor], Tensor | None, int]:
         y = self.layer(table["x"])
         for _, value in table.items():

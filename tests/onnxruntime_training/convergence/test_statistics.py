@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_ort.convergence import (
-    GlobalSubscriberManager,
-    StatisticsSubscriber,
-    inspect_activation,
-)
+from torch_ort.convergence import GlobalSubscriberManager, StatisticsSubscriber, inspect_activation
 from torch_ort.onnxruntime_training.convergence.merge_activation_summary import (
     read_record,
     read_run,

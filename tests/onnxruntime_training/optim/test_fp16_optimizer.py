@@ -59,11 +59,7 @@ def other_source(self: Any, *_: Any) -> None:
 
 
 def test_another_source_than_the_known_one_stays() -> None:
-    names = (
-        "has_overflow_serial",
-        "get_grad_norm_direct",
-        "has_overflow_partitioned_grads_serial",
-    )
+    names = ("has_overflow_serial", "get_grad_norm_direct", "has_overflow_partitioned_grads_serial")
     optimizer = zero_optimizer(**dict.fromkeys(names, other_source))
     with pytest.warns(UserWarning, match="stays as it is: its other_source is not one that"):
         assert FP16_Optimizer(optimizer) is optimizer

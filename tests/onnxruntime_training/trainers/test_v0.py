@@ -15,12 +15,7 @@ from torch import nn
 
 import torch_ort
 from torch_ort import DebugOptions, LogLevel, ORTModule
-from torch_ort.trainers.v0 import (
-    IODescription,
-    LossScaler,
-    ModelDescription,
-    ORTTrainer,
-)
+from torch_ort.trainers.v0 import IODescription, LossScaler, ModelDescription, ORTTrainer
 
 pytestmark = pytest.mark.ort_only
 
@@ -326,10 +321,7 @@ def test_an_ortmodule_keeps_its_options():
 
 def test_descriptions_that_contradict_the_data_warn_once():
     desc = ModelDescription(
-        [
-            IODescription("x", [8, 6], torch.int64),
-            IODescription("label", [8, 3], torch.int64),
-        ],
+        [IODescription("x", [8, 6], torch.int64), IODescription("label", [8, 3], torch.int64)],
         [IODescription("loss", [], torch.float32), IODescription("logits", [8, 3])],
     )
     trainer = make(net(), model_desc=desc)
