@@ -140,21 +140,6 @@ def test_a_factor_that_is_also_the_start(call) -> None:
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-3)
 
 
-def test_two_calls_alive_at_once() -> None:
-    model = Recurrent()
-    compiled = torch.compile(copy.deepcopy(model), backend="ort")
-    inputs = [torch.randn(3, 4, 24) for _ in range(2)]
-    results = [compiled(x) for x in inputs]
-    for result in reversed(results):
-        result.square().sum().backward()
-    for x in inputs:
-        model(x).square().sum().backward()
-    compared = dict(compiled.named_parameters())
-    for name, parameter in model.named_parameters():
-        got = compared[f"_orig_mod.{name}" if f"_orig_mod.{name}" in compared else name]
-        torch.testing.assert_close(got.grad, parameter.grad, rtol=1e-4, atol=1e-5)
-
-
 def test_one_tensor_serves_a_sum(monkeypatch) -> None:
     model, x = Recurrent(128), torch.randn(2, 8, 128)
 

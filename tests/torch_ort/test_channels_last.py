@@ -245,14 +245,6 @@ def test_bfloat16(name: str) -> None:
     check(model, [torch.randn(size).bfloat16().float() for _ in range(2)], 0.03)
 
 
-@pytest.mark.parametrize("disabled", ["fuse_regions", "expand_composites,fuse_regions"])
-@pytest.mark.parametrize("name", ["norm", "residual", "gate", "max_pool", "activations"])
-def test_with_pytorchs_kernels(name: str, disabled: str, monkeypatch) -> None:
-    monkeypatch.setenv("TORCH_ORT_DISABLE", disabled)
-    size = (4, 3, 12, 12)
-    check(make(name, size), [torch.randn(size) for _ in range(2)], 1e-4)
-
-
 def program_of(call: Callable, x: Tensor) -> program.Program:
     """Give what is captured of a training step."""
     with watchers.watching() as programs:
@@ -306,19 +298,6 @@ def test_what_is_left_alone(model: nn.Module) -> None:
     check(model, [x], 1e-4)
 
 
-def test_batches_without_images() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten())
-    check(model, [torch.randn(size, 3, 8, 8) for size in (4, 0, 4)], 1e-4)
-
-
-def test_sizes_that_change() -> None:
-    # A bias in front of a norm has no gradient but for rounding.
-    first = nn.Conv2d(3, 16, 3, bias=False)
-    model = nn.Sequential(first, nn.BatchNorm2d(16), nn.Tanh(), nn.Conv2d(16, 8, 3))
-    sizes = [(4, 3, 9, 9), (2, 3, 9, 9), (4, 3, 11, 8), (4, 3, 9, 9)]
-    check(model, [torch.randn(size) for size in sizes], 1e-4)
-
-
 def test_results_keep_the_strides_of_eager() -> None:
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         inner = self.first(x).relu()
@@ -361,21 +340,6 @@ def test_saved_files_keep_the_standard_layout(tmp_path) -> None:
     torch.compile(model, backend="ort", options=options)(torch.randn(4, 3, 12, 12)).sum().backward()
     (path,) = tmp_path.glob("*optimized.onnx")
     assert "Transpose" not in [node.op_type for node in onnx.load(path).graph.node]
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_steady_steps_copy_and_allocate_nothing(channels: int) -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(channels, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Conv2d(32, 32, 3, stride=2, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Conv2d(32, 16, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-        nn.Linear(16, 10),
-    )  # fmt: skip
-    compiled = torch.compile(model, backend="ort")
-    x, y = torch.randn(8, channels, 24, 24), torch.randint(10, (8,))
-    counters = counters_of_a_steady_step(model, compiled, x, y)
-    assert counters["results_copied"] == counters["arena_allocations"] == 0
 
 
 # ---- sizes as symbols
@@ -591,37 +555,6 @@ def trained(call: Callable, module: Network, images: Tensor) -> list[Tensor | No
     grads = [p.grad if p.grad is not None else torch.zeros(()) for p in module.parameters()]
     buffers = [value.clone() for value in module.buffers()]
     return [*(each.detach() for each in results), images.grad, *grads, *buffers]
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    plan=st.lists(
-        st.tuples(st.sampled_from(sorted(LAYERS)), st.integers(0, 7), st.integers(0, 7)),
-        min_size=2,
-        max_size=8,
-    ),
-    channels=st.integers(1, 9),
-    size=st.tuples(st.integers(2, 3), st.integers(3, 9), st.integers(3, 9)),
-)
-def test_random_networks(plan, channels, size) -> None:
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    model = Network(channels, plan)
-    exact = copy.deepcopy(model).double()
-    batch, height, width = size
-    x = torch.randn(batch, channels, height, width, dtype=torch.float64)
-    found = []
-    for call, module, images in (
-        (exact, exact, x.clone()),
-        (torch.compile(model, backend="ort", options={"check": 2}), model, x.float()),
-    ):
-        found.append(trained(call, module, images))
-    for want, got in zip(*found, strict=True):
-        if want is None:
-            assert got is None
-            continue
-        scale = max(want.double().abs().max().item(), 1)
-        torch.testing.assert_close(got.double(), want.double(), rtol=0, atol=2e-3 * scale)
 
 
 @settings(max_examples=15, deadline=None)

@@ -182,35 +182,6 @@ def test_edits_in_place_raise_as_in_eager(which: str) -> None:
         torch.testing.assert_close(ours, eager)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_graph_that_is_kept(name: str) -> None:
-    torch.manual_seed(0)
-    model = MODELS[name]()
-    call = compile_with(model)
-    gradients(call, torch.randn(2, 9, WIDTH))  # the first backward is watched
-    x = torch.randn(2, 9, WIDTH, requires_grad=True)
-    loss = call(x).sum()
-    first = torch.autograd.grad(loss, [x, *model.parameters()], retain_graph=True)
-    second = torch.autograd.grad(loss, [x, *model.parameters()])
-    for a, b in zip(first, second, strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_two_calls_alive(name: str) -> None:
-    torch.manual_seed(0)
-    model = MODELS[name]()
-    call = compile_with(model)
-    batches = [torch.randn(2, 9, WIDTH), torch.randn(2, 9, WIDTH)]
-    alone = [gradients(call, x)[1] for x in batches]
-    leaves = [x.clone().requires_grad_() for x in batches]
-    results = [call(x) for x in leaves]
-    for x, result, want in zip(leaves, results, alone, strict=True):
-        weights = torch.linspace(-1, 1, result.numel()).view_as(result)
-        (result * weights).sum().backward()
-        assert torch.equal(x.grad, want)
-
-
 def test_dropped_values_are_rebuilt_with_their_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "0")
     torch.manual_seed(0)

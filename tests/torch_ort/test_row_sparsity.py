@@ -195,6 +195,13 @@ def assert_near(got: list[Tensor], want: list[Tensor], tolerance: float = 1e-5) 
         assert error <= tolerance * (exact.nan_to_num().norm() + scale)
 
 
+def assert_same_step(
+    ours: nn.Module, compiled: Callable, exact: nn.Module, *inputs: Tensor, tolerance: float = 1e-5
+) -> None:
+    want = gradients(exact, exact, *inputs)
+    assert_near(gradients(ours, compiled, *inputs), want, tolerance)
+
+
 class Exact(nn.Module):
     """A model in float64, in eager PyTorch.
 
@@ -231,9 +238,7 @@ def test_against_eager(mask: str, head: str) -> None:
         ([9, 3, 1, 5], 0.3), ([1, 1, 1, 1], 0.5), ([9] * 4, 1.0), ([2, 9, 9, 1], 0.1),
     ):  # fmt: skip
         words = words_of(lengths)
-        labels = labels_of(words, part)
-        want = gradients(exact, exact, words, labels)
-        assert_near(gradients(ours, compiled, words, labels), want)
+        assert_same_step(ours, compiled, exact, words, labels_of(words, part))
     assert torch_ort.counters()["fallbacks"] == 0
 
 
@@ -243,8 +248,7 @@ def test_padding_on_the_left_and_sequences_without_a_word(mask: str) -> None:
     ours, compiled, exact = both(Encoder(MASKS[mask], labelled))
     for words in (words_of([9, 3, 1, 5], left=True), words_of([4, 0, 9, 0]), words_of([0] * 4)):
         labels = labels_of(words, 0.5)
-        want = gradients(exact, exact, words, labels)
-        assert_near(gradients(ours, compiled, words, labels), want)
+        assert_same_step(ours, compiled, exact, words, labels)
 
 
 @pytest.mark.parametrize("mask", [of_truth, causal, nothing])
@@ -255,8 +259,7 @@ def test_losses_that_make_their_logits_themselves(mask: Callable) -> None:
     for lengths, part in (([9, 3, 1, 5], 0.3), ([9] * 4, 1.0), ([9] * 4, 0.0)):
         words = words_of(lengths)
         labels = labels_of(words, part)
-        want = gradients(exact, exact, words, labels)
-        assert_near(gradients(ours, compiled, words, labels), want)
+        assert_same_step(ours, compiled, exact, words, labels)
     (graph,) = torch_ort.explain(copy.deepcopy(ours), words, labels).graphs
     assert graph.nodes["torch_ort.LinearCrossEntropy"] == 1
     if mask is nothing:
@@ -338,8 +341,7 @@ def test_one_head_of_keys_behind_an_empty_cache(mask: Callable) -> None:
     for lengths in ([9, 3, 1, 5], [2, 9, 9, 1]):
         words = words_of(lengths)
         labels = labels_of(words, 0.4)
-        want = gradients(exact, exact, words, labels)
-        assert_near(gradients(ours, compiled, words, labels), want)
+        assert_same_step(ours, compiled, exact, words, labels)
     (graph,) = torch_ort.explain(copy.deepcopy(ours), words, labels).graphs
     assert graph.nodes["torch_ort.RowsProduct"] > 20
     assert graph.nodes["MatMul"] + graph.nodes["Gemm"] == 0
@@ -481,8 +483,7 @@ def test_numbers_under_a_switch(head: str, switch: str) -> None:
     compiled = torch.compile(ours, backend="ort", options={**CHECKED, switch: False})
     words = words_of([9, 3, 1, 5])
     labels = labels_of(words, 0.3)
-    want = gradients(exact, exact, words, labels)
-    assert_near(gradients(ours, compiled, words, labels), want)
+    assert_same_step(ours, compiled, exact, words, labels)
 
 
 @pytest.mark.parametrize("switch", ["enable_sparse_optimizer", LABELS])
@@ -615,8 +616,7 @@ def test_random_lengths_and_labels(
     ours, compiled, exact = both(Encoder(mask, head))
     words = words_of(lengths)
     labels = labels_of(words, part)
-    want = gradients(exact, exact, words, labels)
-    assert_near(gradients(ours, compiled, words, labels), want)
+    assert_same_step(ours, compiled, exact, words, labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -629,8 +629,7 @@ def test_short_floats(dtype: torch.dtype) -> None:
     compiled = torch.compile(ours, backend="ort", options=CHECKED)
     words = words_of([9, 3, 1, 5])
     labels = labels_of(words, 0.5)
-    want = gradients(exact, exact, words, labels)
-    assert_near(gradients(ours, compiled, words, labels), want, 0.05)
+    assert_same_step(ours, compiled, exact, words, labels, tolerance=0.05)
 
 
 def test_a_profile_counts_what_products_of_listed_rows_compute() -> None:
