@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.nn import functional as F
 
@@ -22,9 +22,7 @@ def recognition_with_spec_augment_and_ctc(wrap):
         lengths = torch.full((3,), log_probabilities.shape[0])
         target = torch.randint(1, 6, (3, 4))
         loss = F.ctc_loss(log_probabilities, target, lengths, torch.tensor([4, 3, 2]))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -70,9 +68,7 @@ def ctc_inside_of_forward(wrap):
         loss = compiled(
             torch.randn(3, 10, 6), torch.randint(1, 5, (3, 4)), torch.randint(1, 5, (3,))
         )
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -98,9 +94,7 @@ def denoising_by_istft(wrap):
     for _ in range(STEPS):
         clean = torch.sin(torch.arange(64) * torch.rand(3, 1))
         loss = F.l1_loss(compiled(clean + 0.3 * torch.randn(3, 64)), clean)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -143,9 +137,7 @@ def vocoder_with_spectral_losses(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(STEPS):
         loss = loss_of(compiled(torch.randn(2, 4, 8)), torch.randn(2, 32))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -187,9 +179,7 @@ def separation_of_speakers(wrap):
     for _ in range(STEPS):
         parts = torch.randn(2, 2, 48)
         loss = compiled(parts.sum(1), parts)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -225,9 +215,7 @@ def speech_without_labels(wrap):
     for step in range(STEPS):
         model.temperature = max(0.5, 2.0 * 0.8**step)
         loss = compiled(torch.randn(2, 22), torch.rand(2, 10) < 0.5)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -255,8 +243,6 @@ def ctc_as_a_module(wrap):
     for _ in range(STEPS):
         target, lengths = torch.randint(1, 5, (3, 4)), torch.randint(1, 5, (3,))
         loss = compiled(torch.randn(3, 4, 10), target, lengths)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model

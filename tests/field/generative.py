@@ -6,7 +6,7 @@ import copy
 import math
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.nn import functional as F
 
@@ -50,9 +50,7 @@ def diffusion_with_guidance_and_averages(wrap):
         a = kept[t].view(-1, 1, 1, 1)
         found = compiled(a.sqrt() * x + (1 - a).sqrt() * noise, t, label)
         loss = F.mse_loss(found, noise)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         decay = min(0.99, (1 + step) / (10 + step))
         for slow, fast in zip(average.parameters(), model.parameters(), strict=True):
             slow.lerp_(fast.detach(), 1 - decay)
@@ -69,9 +67,7 @@ def flow_matching(wrap):
         x0, x1, t = torch.randn(16, 2), torch.randn(16, 2) * 0.3 + 1, torch.rand(16, 1)
         v = compiled(torch.cat([torch.lerp(x0, x1, t), t], -1))
         loss = (v - (x1 - x0)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         drift = torch.zeros(())
         if step % 4 == 3:  # draws samples by some steps of Euler's
             compiled.eval()
@@ -144,9 +140,7 @@ def train_flow(wrap, with_norms):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(STEPS):
         loss = -compiled(torch.randn(8, 4) * 0.5 + 1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -185,9 +179,7 @@ def flow_by_a_spline(wrap):
     for _ in range(STEPS):
         y, log_determinant = compiled(torch.rand(8, 3))
         loss = (y - 0.5).square().mean() - 0.1 * log_determinant.mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -217,9 +209,7 @@ def gumbel_with_a_falling_temperature(wrap):
     for step in range(STEPS):
         model.temperature = max(0.3, math.exp(-0.2 * step))
         loss = compiled(torch.randn(8, 8))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -238,9 +228,7 @@ def energies_by_langevin_samples(wrap):
             sample = sample - 0.1 * slope + 0.02 * torch.randn_like(sample)
         real, fake = energy(torch.randn(8, 2) + 1), energy(sample.detach())
         loss = real.mean() - fake.mean() + 0.1 * (real.square() + fake.square()).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -266,8 +254,6 @@ def mixture_of_densities(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     for _ in range(STEPS):
         loss = compiled(torch.randn(8, 3), torch.randn(8))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.nn import functional as F
 
@@ -61,9 +61,7 @@ def classes_of_nodes(wrap):
     is_known = torch.arange(12) < 6
     for _ in range(STEPS):
         loss = F.cross_entropy(compiled(x, edges)[is_known], labels[is_known])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -115,9 +113,7 @@ def attention_on_batches_that_are_objects(wrap):
     for step in range(STEPS):
         logits = compiled(random_batch(edges=16 + step % 3))
         loss = F.cross_entropy(logits, torch.randint(2, (3,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -157,9 +153,7 @@ def energies_of_molecules(wrap):
     for _ in range(STEPS):
         energy = compiled(torch.randint(4, (6,)), torch.randn(6, 3), torch.randint(6, (2, 12)))
         loss = (energy - 1).square()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -175,9 +169,7 @@ def forces_of_molecules(wrap):
         energy = compiled(torch.randint(4, (6,)), positions, torch.randint(6, (2, 12)))
         (slope,) = torch.autograd.grad(energy, positions, create_graph=True)
         loss = (slope + positions.detach()).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -204,9 +196,7 @@ def links_by_a_sparse_matrix(wrap):
     for _ in range(STEPS):
         scores = compiled(neighbours, torch.randint(10, (2, 8)))
         loss = F.binary_cross_entropy_with_logits(scores, (torch.arange(8) < 4).float())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -234,8 +224,6 @@ def pooling_by_scores(wrap):
     for _ in range(STEPS):
         logits = compiled(torch.randn(9, 6), torch.randint(9, (2, 20)))
         loss = F.cross_entropy(logits, torch.randint(2, ()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model

@@ -6,7 +6,7 @@ import copy
 import io
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -157,9 +157,7 @@ def ema_teacher(wrap):
         logits = of_student(x)
         consistency = F.mse_loss(logits.softmax(-1), target)
         loss = F.cross_entropy(logits, y) + 5 * consistency
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         with torch.no_grad():
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.lerp_(fast, 0.1)
@@ -181,9 +179,7 @@ def distillation(wrap):
         ours = F.log_softmax(logits / temperature, -1)
         distilled = F.kl_div(ours, soft, reduction="batchmean", log_target=True) * temperature**2
         loss = 0.7 * distilled + 0.3 * F.cross_entropy(logits, y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return student
 
@@ -213,9 +209,7 @@ def lora_on_a_trained_model(wrap):
             optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-2)
         x, y = batch()
         loss = F.cross_entropy(compiled(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -233,9 +227,7 @@ def gradual_unfreezing(wrap):
             model.body.requires_grad_(True)
         x, y = batch()
         loss = F.cross_entropy(compiled(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -262,9 +254,7 @@ def activation_checkpointing(wrap):
     for _ in range(STEPS):
         x, y = batch()
         loss = F.cross_entropy(compiled(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -287,9 +277,7 @@ def resume_from_a_file(wrap):
             optimizer.load_state_dict(saved["optimizer"])
         x, y = batch()
         loss = F.cross_entropy(compiled(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -350,9 +338,7 @@ def weight_averaging(wrap):
     for step in range(STEPS):
         x, y = batch()
         loss = F.cross_entropy(compiled(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         if step >= 5:
             averaged.update_parameters(model)
             schedule.step()
@@ -400,9 +386,7 @@ def sizes_that_change(wrap):
     for step in range(STEPS):
         x, y = batch(3 + step % 4 * 2)
         loss = F.cross_entropy(compiled(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -452,8 +436,6 @@ def noise_that_is_annealed_and_a_counter(wrap):
         model.noise = 0.5 * (1 - step / STEPS)
         x, y = batch()
         loss = F.cross_entropy(compiled(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss, torch.tensor(float(model.calls))
     return model

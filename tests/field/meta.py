@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
@@ -37,9 +37,7 @@ def reptile(wrap):
         x, y = sines()
         for _ in range(3):
             loss = F.mse_loss(compiled(x), y)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            update(optimizer, loss)
         with torch.no_grad():
             for ours, theirs in zip(model.parameters(), learner.parameters(), strict=True):
                 ours.lerp_(theirs, 0.3)
@@ -69,9 +67,7 @@ def inner_gradients_inside_of_forward(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(STEPS):
         loss = compiled(*sines())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -118,9 +114,7 @@ def network_that_makes_weights(wrap):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(STEPS):
         loss = (compiled(torch.randint(3, (4,)), torch.randn(4, 6, 3)) - 0.5).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -149,9 +143,7 @@ def prototypes_of_few_examples(wrap):
     labels = torch.arange(3).repeat(2)
     for _ in range(STEPS):
         loss = F.cross_entropy(compiled(torch.randn(6, 6), labels, torch.randn(6, 6)), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -169,9 +161,7 @@ def continual_learning_by_importance(wrap):
         if importance is not None:
             for p, before, weight in zip(model.parameters(), old, importance, strict=True):
                 loss = loss + (weight * (p - before).square()).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         if step == 4:
             optimizer.zero_grad()
             F.mse_loss(compiled(x), y).backward()

@@ -54,6 +54,13 @@ def program(
     return add if train is None else add(train)
 
 
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """Take the optimizer's step for the gradients of one loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
 def run(one: Program, wrap: Wrap) -> Trained:
     """Run a program from a seed; give its losses and what it has trained."""
     torch.manual_seed(0)

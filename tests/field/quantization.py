@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.nn import functional as F
 
@@ -42,9 +42,7 @@ def train_classifier(wrap, model, optimizer, features=8, classes=3):
     compiled = wrap(model)
     for _ in range(STEPS):
         loss = F.cross_entropy(compiled(torch.randn(6, features)), torch.randint(classes, (6,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -144,8 +142,6 @@ def pruning_while_training(wrap):
             prune.l1_unstructured(model[0], "weight", amount=0.5)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss = F.cross_entropy(compiled(torch.randn(6, 8)), torch.randint(3, (6,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model

@@ -6,7 +6,7 @@ import copy
 import random
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.distributions import (
     Categorical,
@@ -44,9 +44,7 @@ def values_with_a_target_network(wrap):
             best = q(after).argmax(-1, keepdim=True)
             value = reward + 0.99 * q_target(after).gather(1, best).squeeze(1) * ~done
         loss = F.huber_loss(q(state).gather(1, action).squeeze(1), value)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         if step % 4 == 3:
             target.load_state_dict(network.state_dict())
         yield loss
@@ -134,20 +132,14 @@ def soft_actor_critic(wrap):
             action, log_p = act(after)
             value = reward + 0.9 * (judge_target(after, action) - log_alpha.exp() * log_p)
         loss_q = F.mse_loss(judge(state, torch.rand(8, 2) * 2 - 1), value)
-        of_critic.zero_grad()
-        loss_q.backward()
-        of_critic.step()
+        update(of_critic, loss_q)
         action, log_p = act(state)
         critic.requires_grad_(False)
         loss_pi = (log_alpha.exp().detach() * log_p - judge(state, action)).mean()
         critic.requires_grad_(True)
-        of_actor.zero_grad()
-        loss_pi.backward()
-        of_actor.step()
+        update(of_actor, loss_pi)
         loss_alpha = -(log_alpha * (log_p.detach() - 2)).mean()
-        of_alpha.zero_grad()
-        loss_alpha.backward()
-        of_alpha.step()
+        update(of_alpha, loss_alpha)
         with torch.no_grad():
             for slow, fast in zip(target.parameters(), critic.parameters(), strict=True):
                 slow.mul_(0.95).add_(fast, alpha=0.05)
@@ -175,9 +167,7 @@ def returns_of_episodes(wrap):
             returns.insert(0, total)
         weights = torch.tensor(returns)
         loss = -(torch.cat(log_p) * (weights - weights.mean())).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -217,8 +207,6 @@ def world_model(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(STEPS):
         loss = compiled(torch.randn(3, 4, 4), torch.randn(3, 4, 1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model

@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import NamedTuple
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.nn import functional as F
 
@@ -14,9 +14,7 @@ from torch.nn import functional as F
 def steps_of(compiled, model, optimizer, make_loss):
     for step in range(STEPS):
         loss = make_loss(compiled, step)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -38,9 +36,7 @@ def hooks_that_keep_activations(wrap):
         features = kept["features"]
         loss = F.cross_entropy(logits, torch.randint(3, (6,))) + 0.1 * features.abs().mean()
         counts[0] += (features.detach() > 0).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model, counts
 
@@ -64,9 +60,7 @@ def hooks_on_gradients(wrap):
         x = torch.randn(6, 8, requires_grad=True)
         x.register_hook(lambda gradient, step=step: norms[step].copy_(gradient.norm()) and None)
         loss = F.cross_entropy(compiled(x), torch.randint(3, (6,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model, norms
 
@@ -151,9 +145,7 @@ def loss_as_a_function_of_its_own(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(STEPS):
         loss, right = compiled(torch.randn(6, 8), torch.randint(3, (6,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss, right
     return model
 
@@ -415,9 +407,7 @@ def unlabelled_data_with_pseudo_labels(wrap):
         loss = F.cross_entropy(compiled(x), y)
         if is_sure.any():
             loss = loss + 0.5 * F.cross_entropy(compiled(others[is_sure]), labels.clone()[is_sure])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.nn import functional as F
 
@@ -42,9 +42,7 @@ def clicks(wrap):
         logits = compiled(ids, torch.rand(8, 3), bag, torch.arange(8) * 2)
         target = torch.randint(2, (8,)).float()
         loss = F.binary_cross_entropy_with_logits(logits, target, pos_weight=torch.tensor(2.0))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -76,9 +74,7 @@ def recommendations_with_counts(wrap):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
     for _ in range(STEPS):
         loss = compiled(torch.randint(20, (8,)), torch.randint(30, (8,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -105,9 +101,7 @@ def survival(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for _ in range(STEPS):
         loss = compiled(torch.randn(8, 5), torch.rand(8), (torch.rand(8) < 0.7).float())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -139,9 +133,7 @@ def forecasts_of_quantiles(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     for step in range(STEPS):
         loss = compiled(torch.randn(6, 12 + step % 2).cumsum(-1), torch.randn(6, 4))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -171,9 +163,7 @@ def soft_trees(wrap):
     optimizer = torch.optim.NAdam(model.parameters(), lr=1e-2)
     for _ in range(STEPS):
         loss = F.cross_entropy(compiled(torch.randn(8, 6)), torch.randint(2, (8,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -207,9 +197,7 @@ def differential_equation(wrap):
         start = torch.randn(4, 2)
         want = start * torch.exp(-times).view(-1, 1, 1)
         loss = F.mse_loss(compiled(start, times), want)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -226,9 +214,7 @@ def physics_by_second_derivatives(wrap):
         (du,) = torch.autograd.grad(u.sum(), x, create_graph=True)
         (ddu,) = torch.autograd.grad(du.sum(), x, create_graph=True)
         loss = (ddu + u).square().mean() + (u_of(torch.zeros(1, 1)) - 1).square().sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -264,9 +250,7 @@ def fourier_operator(wrap):
     for _ in range(STEPS):
         x = torch.randn(3, 16)
         loss = F.mse_loss(compiled(x), x.cumsum(-1) / 16)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -327,8 +311,6 @@ def transport_between_sets(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(STEPS):
         loss = compiled(torch.randn(5 + step % 3, 4), torch.randn(6, 5))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model

@@ -6,7 +6,7 @@ import copy
 import math
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.nn import functional as F
 
@@ -87,9 +87,7 @@ def decoder_with_tied_weights(wrap):
         ids = torch.randint(WORDS, (3, 8 + step % 3))
         labels = ids.masked_fill(torch.rand(ids.shape) < 0.1, -100)
         loss = compiled(ids, labels=labels)["loss"]
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -114,9 +112,7 @@ def preferences(wrap):
             base = log_probability(theirs, ids, mask)
         margins = (log_probability(ours, ids, mask) - base).view(2, 2)
         loss = -F.logsigmoid(0.5 * (margins[:, 0] - margins[:, 1])).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return policy
 
@@ -151,9 +147,7 @@ def masked_language_model(wrap):
         ids = torch.randint(WORDS - 1, (4, 12))
         padding = torch.arange(12) >= torch.randint(6, 13, (4, 1))
         loss = compiled(ids, padding)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -179,9 +173,7 @@ def head_on_masked_rows(wrap):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(STEPS):
         loss = compiled(torch.randint(WORDS, (4, 9)), torch.rand(4, 9) < 0.4)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -241,9 +233,7 @@ def train_sentences(wrap, kind):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for _ in range(STEPS):
         loss = F.cross_entropy(compiled(torch.randint(WORDS, (4, 6))), torch.randint(3, (4,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -286,9 +276,7 @@ def teacher_forcing_that_decays(wrap):
     for step in range(STEPS):
         model.forced = 0.9**step
         loss = compiled(torch.randn(4, 12), torch.randint(WORDS, (4, 5)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -326,9 +314,7 @@ def mixture_of_experts(wrap):
         x = torch.randn(2, 6, 8)
         y, balance = compiled(x)
         loss = F.mse_loss(y, x.roll(1, 1)) + 0.01 * balance
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss, balance
     return model
 
@@ -355,9 +341,7 @@ def word_vectors_with_sparse_gradients(wrap):
     optimizer = torch.optim.SparseAdam(model.parameters(), lr=1e-2)
     for _ in range(STEPS):
         loss = compiled(*(torch.randint(WORDS, s) for s in ((6,), (6,), (6, 3))))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     for parameter in model.parameters():
         parameter.grad = parameter.grad.to_dense()
@@ -393,9 +377,7 @@ def prompt_tuning_with_slopes(wrap):
     for step in range(STEPS):
         logits = compiled(torch.randint(WORDS, (4, 5 + step % 2)))
         loss = F.cross_entropy(logits, torch.randint(3, (4,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -425,9 +407,7 @@ def tags_in_a_chain(wrap):
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.05)
     for _ in range(STEPS):
         loss = compiled(torch.randint(WORDS, (3, 6)), torch.randint(4, (3, 6)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -458,9 +438,7 @@ def state_space_with_complex_poles(wrap):
     for _ in range(STEPS):
         x = torch.randn(2, 3, 16)
         loss = F.mse_loss(compiled(x), x.roll(1, -1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -520,9 +498,7 @@ def packed_sequences(wrap):
     for _ in range(STEPS):
         logits = compiled(torch.randint(WORDS, (4, 6)), torch.randint(1, 7, (4,)))
         loss = F.cross_entropy(logits, torch.randint(3, (4,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -552,8 +528,6 @@ def triplets_with_bounded_vectors(wrap):
         far = distances.masked_fill(~same, -1).amax(1)
         near = distances.masked_fill(same, 1e4).amin(1)
         loss = F.relu(far - near + 0.5).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from field.program import STEPS, program
+from field.program import STEPS, program, update
 from torch import nn
 from torch.nn import functional as F
 
@@ -43,9 +43,7 @@ def residual_network_with_mixup(wrap):
         share, order = mixing.sample(), torch.randperm(4)
         logits = compiled(share * x + (1 - share) * x[order])
         loss = share * F.cross_entropy(logits, y) + (1 - share) * F.cross_entropy(logits, y[order])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -77,9 +75,7 @@ def segmentation_with_dice(wrap):
         p = logits.sigmoid()
         dice = 1 - (2 * (p * target).sum((1, 2, 3)) + 1) / ((p + target).sum((1, 2, 3)) + 1)
         loss = F.binary_cross_entropy_with_logits(logits, target) + dice.mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -112,9 +108,7 @@ def vision_transformer(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for _ in range(STEPS):
         loss = F.cross_entropy(compiled(torch.randn(4, 3, 8, 8)), torch.randint(5, (4,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -144,9 +138,7 @@ def contrastive_pairs(wrap):
         scores = z @ z.T / 0.2
         scores = scores.masked_fill(torch.eye(8, dtype=torch.bool), float("-inf"))
         loss = F.cross_entropy(scores, torch.arange(8).roll(4))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -182,9 +174,7 @@ def momentum_contrast_with_a_queue(wrap):
     for _ in range(STEPS):
         images = torch.randn(4, 3, 8, 8)
         loss = compiled(images, images + 0.1 * torch.randn_like(images))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -201,9 +191,7 @@ def contrast_of_images_and_texts(wrap):
         scores = scale.exp() * a @ b.T
         target = torch.arange(4)
         loss = (F.cross_entropy(scores, target) + F.cross_entropy(scores.T, target)) / 2
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         with torch.no_grad():
             scale.clamp_(max=4.6)
         yield loss
@@ -239,13 +227,9 @@ def adversaries(wrap):
         fake = make(torch.randn(4, 6))
         loss_d = F.binary_cross_entropy_with_logits(judge(real), ones)
         loss_d = loss_d + F.binary_cross_entropy_with_logits(judge(fake.detach()), zeros)
-        of_d.zero_grad()
-        loss_d.backward()
-        of_d.step()
+        update(of_d, loss_d)
         loss_g = F.binary_cross_entropy_with_logits(judge(fake), ones)
-        of_g.zero_grad()
-        loss_g.backward()
-        of_g.step()
+        update(of_g, loss_g)
         yield loss_d, loss_g
     return generator, discriminator
 
@@ -262,9 +246,7 @@ def adversaries_with_a_gradient_penalty(wrap):
         (slope,) = torch.autograd.grad(judge(mixed).sum(), mixed, create_graph=True)
         penalty = (slope.norm(dim=1) - 1).square().mean()
         loss = judge(fake).mean() - judge(real).mean() + 10 * penalty
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss, penalty
     return critic
 
@@ -295,9 +277,7 @@ def vae_with_an_annealed_weight(wrap):
     for step in range(STEPS):
         model.beta = min(1.0, step / 6)
         loss, kl = compiled(torch.rand(4, 1, 4, 4))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss, kl
     return model
 
@@ -341,9 +321,7 @@ def vector_quantization_with_moving_averages(wrap):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(STEPS):
         loss = compiled(torch.randn(6, 8))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -435,9 +413,7 @@ def masked_autoencoder(wrap):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(STEPS):
         loss = compiled(torch.randn(3, 8, 6))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -469,9 +445,7 @@ def radiance_field(wrap):
     for _ in range(STEPS):
         found = compiled(torch.randn(5, 3), F.normalize(torch.randn(5, 3), dim=-1))
         loss = F.mse_loss(found, torch.rand(5, 3))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -500,9 +474,7 @@ def spatial_transformer(wrap):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     for _ in range(STEPS):
         loss = F.cross_entropy(compiled(torch.randn(3, 1, 8, 8)), torch.randint(3, (3,)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -530,9 +502,7 @@ def cellular_automaton(wrap):
     for step in range(STEPS):
         x = torch.rand(2, 4, 6, 6)
         loss = (compiled(x, 2 + step % 3) - x).square().mean() + (compiled(x, 1) - 0.5).abs().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
 
@@ -554,8 +524,6 @@ def redundancy_of_features(wrap):
         on = (c.diagonal() - 1).square().sum()
         off = c.flatten()[:-1].view(7, 9)[:, 1:].square().sum()
         loss = on + 0.05 * off
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        update(optimizer, loss)
         yield loss
     return model
