@@ -100,21 +100,6 @@ class TestInputs:
 
 
 class TestAutograd:
-    def test_double_backward(self, compiled):
-        x = rows()
-        loss = compiled(network())(x).pow(2).sum()
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
-        with pytest.raises(RuntimeError, match="does not currently support double backward"):
-            gradient.sum().backward()
-
-    def test_second_backward(self, compiled):
-        loss = compiled(network())(rows()).sum()
-        loss.backward()
-        with pytest.raises(
-            RuntimeError, match="Trying to backward through the graph a second time"
-        ):
-            loss.backward()
-
     def test_backward_of_a_vector(self, compiled):
         with pytest.raises(RuntimeError, match="can be implicitly created only for scalar"):
             compiled(network())(rows()).backward()

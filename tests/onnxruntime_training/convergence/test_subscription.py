@@ -292,19 +292,11 @@ def test_a_checkpoint_shows_each_activation_once(reentrant, ways, recorder):
 
 
 @pytest.mark.hands_over("a checkpoint")
-def test_a_reentrant_checkpoint_in_a_compiled_graph(ways, recorder, assert_engine_ran):
+@pytest.mark.parametrize("road", ["compile", "ortmodule"])
+def test_a_reentrant_checkpoint_in_a_graph(road, ways, recorder, assert_engine_ran):
     ours, eager = make_twice(lambda: Checkpointed(reentrant=True))
     want = run(ways["eager"], eager, recorder)
-    got = run(ways["compile"], ours, recorder)
-    assert_same_rows(want, got, in_order=False)
-    assert_engine_ran(backward=True)
-
-
-@pytest.mark.hands_over("a checkpoint")
-def test_a_reentrant_checkpoint_in_an_ortmodule(ways, recorder, assert_engine_ran):
-    ours, eager = make_twice(lambda: Checkpointed(reentrant=True))
-    want = run(ways["eager"], eager, recorder)
-    got = run(ways["ortmodule"], ours, recorder)
+    got = run(ways[road], ours, recorder)
     assert_same_rows(want, got, in_order=False)
     assert_engine_ran(backward=True)
 
