@@ -87,39 +87,41 @@ def test_error_in_backward_reaches_the_user(is_first):
     assert torch_ort.counters()["fallbacks"] == 0
 
 
-def test_wrong_number_of_gradients():
-    class Short(Function):
+# What backward gives of two arguments once it is told to, and what is said then.
+GRADIENTS = {
+    "wrong number": (
+        lambda grad: (grad,), lambda grad: (grad, grad),
+        r"incorrect number of gradients \(expected 2, got 1\)",
+    ),
+    "another shape": (
+        lambda grad: (grad[:1, :3], grad), lambda grad: (grad, grad),
+        r"invalid gradient at index 0 - got \[1, 3\]",
+    ),
+    "one that capture did not see": (
+        lambda grad: (grad, grad), lambda grad: (grad, None),
+        "gave a gradient for tensor 1, for which it gave None",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_other_gradients_than_those_of_the_capture(name):
+    wrong, right, words = GRADIENTS[name]
+
+    class Product(Function):
         @staticmethod
         def forward(ctx, a, b):
             return a * b
 
         @staticmethod
         def backward(ctx, grad):
-            return (grad,) if Failing.where else (grad, grad)
+            return wrong(grad) if Failing.where else right(grad)
 
-    ours = ortmodule(lambda x: Short.apply(x, x.tanh()))
+    ours = ortmodule(lambda x: Product.apply(x, x.tanh()))
     ours(torch.randn(4, 6)).sum().backward()
     loss = ours(torch.randn(4, 6)).sum()
     Failing.where = "backward"
-    with pytest.raises(RuntimeError, match=r"incorrect number of gradients \(expected 2, got 1\)"):
-        loss.backward()
-
-
-def test_gradient_of_another_shape():
-    class Wide(Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad[:1, :3] if Failing.where else grad
-
-    ours = ortmodule(Wide.apply)
-    ours(torch.randn(4, 6)).sum().backward()
-    loss = ours(torch.randn(4, 6)).sum()
-    Failing.where = "backward"
-    with pytest.raises(RuntimeError, match=r"invalid gradient at index 0 - got \[1, 3\]"):
+    with pytest.raises(RuntimeError, match=words):
         loss.backward()
 
 
@@ -169,24 +171,6 @@ def test_missing_gradient_is_zero():
     Failing.where = "None"
     loss.backward()
     assert ours.before.weight.grad.eq(0).all()
-
-
-def test_gradient_that_capture_did_not_see():
-    class Rare(Function):
-        @staticmethod
-        def forward(ctx, a, b):
-            return a * b
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad, grad if Failing.where else None
-
-    ours = ortmodule(lambda x: Rare.apply(x, x.tanh()))
-    ours(torch.randn(4, 6)).sum().backward()
-    loss = ours(torch.randn(4, 6)).sum()
-    Failing.where = "backward"
-    with pytest.raises(RuntimeError, match="gave a gradient for tensor 1, for which it gave None"):
-        loss.backward()
 
 
 def test_result_that_is_no_tensor_changes():

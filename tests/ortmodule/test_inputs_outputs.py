@@ -176,55 +176,55 @@ def test_constants_make_a_graph_each(name, values, graphs_captured):
     assert graphs_captured() == len(set(values))
 
 
-def test_true_one_and_one_point_nought_are_not_the_same():
-    both = wrapped(lambda linear, x, n: linear(x) * n if isinstance(n, bool) else linear(x) + n)
-    for n in (1, True, 1.0, 1, True):
-        both(rows(), n)
+def repeated(linear, x, n):
+    for _ in range(n):
+        x = linear(x)
+    return x
 
 
-def test_integers_vary_without_a_new_graph(graphs_captured):
-    both = wrapped(lambda linear, x, n: linear(x) * n + n // 2)
-    for n in (3, 5, 0, 1, -4, 7, 2**40):
-        both(rows(), n)
-    assert graphs_captured() == 1
+class Mode(enum.Enum):
+    LOW = 1
+    HIGH = 2
 
 
-def test_integers_may_be_sizes(graphs_captured):
-    both = wrapped(lambda linear, x, n: (linear(x), x.new_ones(n + 1), x.repeat(n, 1)))
-    for n in (2, 3, 4, 1):
-        both(rows(), n)
-    assert graphs_captured() == 1
+# What forward does with a value, the values of its calls, and the most graphs that they need.
+VARYING = {
+    "True, 1 and 1.0": (
+        lambda linear, x, n: linear(x) * n if isinstance(n, bool) else linear(x) + n,
+        (1, True, 1.0, 1, True), 3,
+    ),
+    "integers": (lambda linear, x, n: linear(x) * n + n // 2, (3, 5, 0, 1, -4, 7, 2**40), 1),
+    "integers as sizes": (
+        lambda linear, x, n: (linear(x), x.new_ones(n + 1), x.repeat(n, 1)), (2, 3, 4, 1), 1
+    ),
+    "integers as ends of slices": (lambda linear, x, n: linear(x)[:, :n], (2, 3, 4, 1, 3, 2), 1),
+    "integers that branch": (
+        lambda linear, x, n: linear(x) * n if n > 2 else linear(x) - n, (3, 1, 2, 7, 5), 5
+    ),
+    "integers that loop": (repeated, (1, 3, 2, 3, 0), 5),
+    "floats": (
+        lambda linear, x, scale: linear(x) * scale + scale,
+        (0.5, 2.0, 0.25, -1.0, 0.0, 1e-3, 1.0, 3e4), 2,
+    ),
+    "special floats": (
+        lambda linear, x, top: linear(x).clamp(max=top),
+        (0.5, float("inf"), 0.25, float("-inf"), 0.5), 4,
+    ),
+    "dtypes": (lambda linear, x, dtype: linear(x).to(dtype), (torch.float64, torch.float32) * 2, 2),
+    "slices": (lambda linear, x, part: linear(x)[part], (slice(0, 2), slice(1, 3)) * 2, 2),
+    "names": (lambda linear, x, names: linear(x) * len(names), (("a",), ("a", "b")) * 2, 2),
+    "lists": (lambda linear, x, order: linear(x) * sum(order), ([1, 2], [2, 3, 4]) * 2, 2),
+    "members": (lambda linear, x, mode: linear(x) * mode.value, (Mode.LOW, Mode.HIGH) * 2, 2),
+}  # fmt: skip
 
 
-def test_integers_may_be_ends_of_slices(graphs_captured):
-    both = wrapped(lambda linear, x, n: linear(x)[:, :n])
-    for n in (2, 3, 4, 1, 3, 2):
-        both(rows(), n)
-    assert graphs_captured() == 1
-
-
-def test_integers_that_forward_branches_on():
-    both = wrapped(lambda linear, x, n: linear(x) * n if n > 2 else linear(x) - n)
-    for n in (3, 1, 2, 7, 5):
-        both(rows(), n)
-
-
-def test_integers_that_forward_loops_over():
-    def repeated(linear, x, n):
-        for _ in range(n):
-            x = linear(x)
-        return x
-
-    both = wrapped(repeated)
-    for n in (1, 3, 2, 3, 0):
-        both(rows(), n)
-
-
-def test_floats_vary_with_at_most_one_more_graph(graphs_captured):
-    both = wrapped(lambda linear, x, scale: linear(x) * scale + scale)
-    for scale in (0.5, 2.0, 0.25, -1.0, 0.0, 1e-3, 1.0, 3e4):
-        both(rows(), scale)
-    assert graphs_captured() <= 2
+@pytest.mark.parametrize("name", VARYING)
+def test_values_that_vary(name, graphs_captured):
+    function, values, most = VARYING[name]
+    both = wrapped(function)
+    for value in values:
+        both(rows(), value)
+    assert graphs_captured() <= most
 
 
 def test_floats_vary_without_loss_of_digits_in_double():
@@ -251,39 +251,6 @@ def test_floats_that_only_a_constant_can_be(graphs_captured):
     both = wrapped(lambda linear, x, p: linear(x) + 1 if p > 0.5 else nn.functional.elu(x, p))
     for p in (0.25, 0.75, 0.125, 0.25, 0.75):
         both(rows(), p)
-
-
-def test_special_floats():
-    both = wrapped(lambda linear, x, top: linear(x).clamp(max=top))
-    for top in (0.5, float("inf"), 0.25, float("-inf"), 0.5):
-        both(rows(), top)
-
-
-@pytest.mark.parametrize(
-    ("function", "values"),
-    [
-        (lambda linear, x, dtype: linear(x).to(dtype), (torch.float64, torch.float32)),
-        (lambda linear, x, part: linear(x)[part], (slice(0, 2), slice(1, 3))),
-        (lambda linear, x, names: linear(x) * len(names), (("a",), ("a", "b"))),
-        (lambda linear, x, order: linear(x) * sum(order), ([1, 2], [2, 3, 4])),
-    ],
-)
-def test_other_constants(function, values):
-    both = wrapped(function)
-    for value in (*values, *values):
-        both(rows(), value)
-
-
-def test_enumerations_are_constants(graphs_captured):
-    both = wrapped(lambda linear, x, mode: linear(x) * mode.value)
-    for mode in (Mode.LOW, Mode.HIGH, Mode.LOW):
-        both(rows(), mode)
-    assert graphs_captured() == 2
-
-
-class Mode(enum.Enum):
-    LOW = 1
-    HIGH = 2
 
 
 # Containers.

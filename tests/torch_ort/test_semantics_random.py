@@ -141,37 +141,29 @@ def test_attention_with_dropout(compare_training):
     compare_training(Attention, lambda step: torch.randn(2, 3, 16))
 
 
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.rand_like(gradient)
+
+
+class NoisyBySize(Noisy):
+    """Reads no gradient to draw for it."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.rand(gradient.shape, device=gradient.device)
+
+
 @pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
-def test_random_numbers_of_a_custom_backward(compare_training):
-    class Noisy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return gradient * torch.rand_like(gradient)
-
+@pytest.mark.parametrize("noisy", [Noisy, NoisyBySize])
+def test_random_numbers_of_a_custom_backward(compare_training, noisy):
     def function(x):
-        return Noisy.apply(F.dropout(x, 0.5)) * torch.rand_like(x)
-
-    compare_training(lambda: function, rows, **EXACT)
-
-
-@pytest.mark.hands_over("Dynamo gives an operator that takes graphs")
-def test_random_numbers_of_a_custom_backward_that_reads_no_gradient(compare_training):
-    class Noisy(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            noise = torch.rand(gradient.shape, device=gradient.device)
-            return gradient * noise
-
-    def function(x):
-        return Noisy.apply(x) * torch.rand_like(x)
+        return noisy.apply(F.dropout(x, 0.5)) * torch.rand_like(x)
 
     compare_training(lambda: function, rows, **EXACT)
 
