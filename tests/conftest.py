@@ -90,9 +90,6 @@ def _reset() -> None:
     # Rooms that never import torch are not made to pay for it.
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
-    if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].reset()
-        sys.modules["torch._dynamo.utils"].counters.clear()
     if "torch_ort" in sys.modules:
         sys.modules["torch_ort"].reset_counters()
         sys.modules["torch_ort"]._C.set_failpoint(None)
@@ -100,6 +97,12 @@ def _reset() -> None:
     for name in ("orttraining", "orttraining.engine", "torch_ort"):
         logging.getLogger(name).setLevel(logging.NOTSET)
         logging.getLogger(name).disabled = False
+
+
+def _forget_graphs() -> None:
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
+        sys.modules["torch._dynamo.utils"].counters.clear()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -116,6 +119,7 @@ def fresh_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TORCH_ORT_EXACT_RANDOM", "1")
     _reset()
     yield
+    _forget_graphs()
     _reset()
 
 
