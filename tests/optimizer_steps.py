@@ -26,6 +26,11 @@ def make_parameters(
     return [nn.Parameter(torch.randn(size, dtype=torch.float64).to(dtype)) for size in sizes]
 
 
+def like(params: list[nn.Parameter], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
+    """Copy parameters, in another dtype if one is given."""
+    return [nn.Parameter(param.detach().clone().to(dtype or param.dtype)) for param in params]
+
+
 def gradients(
     params: list[nn.Parameter], seed: int, rounded_to: torch.dtype | None = None
 ) -> list[Tensor]:

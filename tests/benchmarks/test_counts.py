@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from own_process import run_python
 
 from torch_ort import _C
 
@@ -32,10 +31,7 @@ def counts() -> dict[str, dict[str, int]]:
         for name, value in os.environ.items()
         if not name.startswith(("TORCH_ORT_", "ORTMODULE_"))
     }
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *MODELS],
-        capture_output=True, text=True, timeout=300, env=kept | FIXED, check=False,
-    )  # fmt: skip
+    done = run_python(SCRIPT, *MODELS, env=kept | FIXED)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 

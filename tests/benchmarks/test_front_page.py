@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
 import pytest
+from own_process import run_python
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "front_page.py"
@@ -17,13 +17,7 @@ MARKS = "<!-- written by benchmarks/front_page.py -->", "<!-- end of what it wri
 
 
 def run_script(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python(SCRIPT, *arguments)
 
 
 def row(model: str, backend: str, step_s: float, first_s: float, peak: int) -> dict[str, Any]:

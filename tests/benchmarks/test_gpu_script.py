@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from own_process import run_python
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / ".ci" / "gpu"
@@ -289,10 +290,7 @@ def listed(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["sanitized_tests", "short_tests"])
 def test_listed_tests_exist(name):
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", *listed(name)],
-        capture_output=True, text=True, timeout=100, cwd=ROOT, check=False,
-    )  # fmt: skip
+    done = run_python("-m", "pytest", "--collect-only", "-q", *listed(name), cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from own_process import run_python
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "benchmarks" / "results" / "coverage.json"
@@ -127,10 +128,7 @@ def test_a_job_that_fails_keeps_its_reason(tmp_path):
 def test_a_model_is_measured_on_both_roads(tmp_path):
     pytest.importorskip("transformers")  # whose version a result names
     result = tmp_path / "result.json"
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--models", "lstm_tagger", "--json", str(result)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+    done = run_python(SCRIPT, "--models", "lstm_tagger", "--json", result)
     assert done.returncode == 0, done.stdout + done.stderr
     eager, compiled, module = json.loads(result.read_text())["rows"]
     for row in (eager, compiled, module):

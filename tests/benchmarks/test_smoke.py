@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from own_process import run_python
 
 from torch_ort import _C
 from torch_ort.engine import compiler
@@ -17,11 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, f"benchmarks/{script}", *arguments],
-        capture_output=True, text=True, timeout=200, cwd=ROOT, check=False,
-        env=os.environ | variables,
-    )  # fmt: skip
+    return run_python(f"benchmarks/{script}", *arguments, cwd=ROOT, env=os.environ | variables)
 
 
 @pytest.mark.parametrize("arguments", [("--dtype", "float32"), ("--check", "2")])

@@ -4,11 +4,11 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from emulated import cuda_device
+from own_process import run_python
 
 import torch_ort
 
@@ -17,14 +17,7 @@ SCRIPT = TESTS.parent / "benchmarks" / "train_step.py"
 
 
 def run_benchmark(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env=os.environ | variables,
-    )
+    return run_python(SCRIPT, *arguments, timeout=600, env=os.environ | variables)
 
 
 def test_quick_measures_everything(tmp_path: Path) -> None:

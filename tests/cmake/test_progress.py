@@ -1,10 +1,9 @@
 """cmake/progress.py: what it shows of a build, and where the rest goes."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from own_process import run_python
 
 PROGRAM = Path(__file__).parents[2] / "cmake" / "progress.py"
 
@@ -14,9 +13,7 @@ def run(tmp_path: Path, output: str, *options: str, status: int = 0) -> list[str
     text = tmp_path / "output.txt"
     text.write_text(output)
     command = ["sh", "-c", f"cat {text}; exit {status}"]
-    result = subprocess.run(
-        [sys.executable, PROGRAM, *options, *command], capture_output=True, text=True, check=False
-    )
+    result = run_python(PROGRAM, *options, *command)
     assert result.returncode == status
     assert result.stderr == ""
     return result.stdout.splitlines()

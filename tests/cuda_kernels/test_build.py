@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from in_process import environment, program, run
+from own_process import run_python
 
 TESTS = Path(__file__).parents[1]
 
@@ -83,11 +82,10 @@ def test_a_process_that_ends_while_kernels_are_built():
         for i in range(12):
             cuda.build("axpy", AXPY + f"// {os.getpid()} {i}")
     """)
-    done = subprocess.run(
-        [sys.executable, "-c", "import os\n" + code],
+    done = run_python(
+        "-c",
+        "import os\n" + code,
         env={**environment(), "PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS)))},
-        capture_output=True,
-        text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

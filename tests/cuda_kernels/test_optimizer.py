@@ -5,14 +5,13 @@ tests/torch_ort/test_optim_on_cuda.py.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 from gate import compile_texts, faults
 from in_process import environment
+from own_process import run_python
 
 from torch_ort import _C
 
@@ -65,12 +64,7 @@ def test_texts_are_dumped(tmp_path):
         "TORCH_ORT_DUMP": "cuda",
         "TORCH_ORT_DUMP_DIR": str(tmp_path / "texts"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(fake=False, **variables),
-        capture_output=True,
-        text=True,
-    )
+    done = run_python("-c", code, env=environment(fake=False, **variables))
     assert (done.returncode, done.stdout) == (0, "[0.5, 0.5, 0.5]\n"), done.stderr
     begin, _, update = _C.optimizer_texts("sgd", ["float32", "float32"])
     texts = {path.stem: path.read_text() for path in (tmp_path / "texts").iterdir()}

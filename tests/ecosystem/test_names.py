@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import subprocess
-import sys
 import textwrap
 import types
 
 import pytest
 import torch
+from own_process import run_python
 
 pytestmark = pytest.mark.hf
 
@@ -25,9 +24,7 @@ from torch_ort.integrations import names
 
 
 def run(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=300
-    )
+    done = run_python("-c", script)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
@@ -173,10 +170,7 @@ def test_accelerate_launch_takes_the_backend(tmp_path):
         folder.mkdir()
         command = ["accelerate.commands.launch", "--cpu", "--num_processes", "1"]
         command += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", backend]
-        done = subprocess.run(
-            [sys.executable, "-m", *command, str(script), str(folder)],
-            capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
+        done = run_python("-m", *command, script, folder)
         assert done.returncode == 0, done.stderr[-4000:]
         reports[backend] = torch.load(folder / "rank_0.pt", weights_only=False)
     torch.testing.assert_close(reports["onnxrt"]["losses"], reports["no"]["losses"])

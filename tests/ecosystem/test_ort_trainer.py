@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 
 import families
 import pytest
 import torch
+from own_process import run_python
 from processes import run_script
 
 import torch_ort
@@ -191,5 +190,5 @@ def test_the_import_says_what_is_missing():
         "try:\n    import torch_ort.integrations.transformers\n"
         "except ImportError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = run_python("-c", script)
     assert "needs transformers 5 and accelerate 1: pip install" in done.stdout, done.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from own_process import run_python
 from small_run import EXAMPLES
 
 pytestmark = [
@@ -137,7 +138,7 @@ LEAVES = """
 
 def test_leaving_runs_what_is_registered_and_takes_nothing_apart() -> None:
     script = textwrap.dedent(LEAVES).format(examples=str(EXAMPLES))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    done = run_python("-c", script)
     assert (done.returncode, done.stdout, done.stderr) == (3, "at exit\n", "")
 
 

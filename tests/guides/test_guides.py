@@ -12,6 +12,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
+from own_process import run_python
 
 from torch_ort.onnxruntime_training.compat import placing
 
@@ -74,22 +75,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def run_python(site: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_beside(site: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run Python in a process of its own, with `site` before all other packages."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python(*arguments, cwd=cwd, env=os.environ | {"PYTHONPATH": str(site)})
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
 def test_a_sample_trains(site, tmp_path, path):
-    result = run_python(site, str(path), cwd=tmp_path)
+    result = run_beside(site, str(path), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
 
 

@@ -148,9 +148,8 @@ class Norms(nn.Module):
 # How often the engine runs in a call, once the module has been taken apart.
 RUNS = {
     Uncapturable: 2, Listed: 4, Named: 3, Nested: 3, Deep: 3, Mixed: 1, InSequence: 3, Norms: 3,
+    Shared: 3,
 }  # fmt: skip
-EVERY = [*RUNS, Shared]
-RUNS_OF_ALL = RUNS | {Shared: 3}
 
 
 def pair(kind: Callable[[], nn.Module]) -> tuple[nn.Module, HierarchicalORTModule]:
@@ -180,7 +179,7 @@ def take_apart(module: nn.Module, calls: int = 3) -> None:
     torch_ort.reset_counters()
 
 
-@pytest.mark.parametrize("kind", [*RUNS, Shared])
+@pytest.mark.parametrize("kind", RUNS)
 def test_trains_like_eager(kind):
     eager, module = pair(kind)
     torch.testing.assert_close(train(module, 4), train(eager, 4))
@@ -188,17 +187,17 @@ def test_trains_like_eager(kind):
     assert torch_ort.counters()["fallbacks"] == 0
 
 
-@pytest.mark.parametrize("kind", EVERY)
+@pytest.mark.parametrize("kind", RUNS)
 def test_the_parts_run_in_the_engine(kind):
     _, module = pair(kind)
     take_apart(module)
     train(module, 2)
     counters = torch_ort.counters()
-    runs = 2 * RUNS_OF_ALL[kind]
+    runs = 2 * RUNS[kind]
     assert (counters["forward_runs"], counters["backward_runs"]) == (runs, runs)
 
 
-@pytest.mark.parametrize("kind", [*RUNS, Shared])
+@pytest.mark.parametrize("kind", RUNS)
 def test_names_and_parameters_do_not_change(kind):
     eager, module = pair(kind)
     parameters = list(module.parameters())

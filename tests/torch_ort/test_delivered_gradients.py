@@ -6,8 +6,6 @@ import copy
 import gc
 import io
 import resource
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from own_process import run_python
 from torch import nn
 
 import torch_ort
@@ -381,10 +380,7 @@ def test_process_ends_cleanly_with_gradients():
         torch.compile(model, backend="ort")(torch.ones(2, 300)).sum().backward()
         print("delivered", __import__("torch_ort").counters()["gradients_delivered"])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run_python("-c", textwrap.dedent(script))
     assert done.returncode == 0, done.stderr
     assert "delivered 2" in done.stdout
     assert "Error" not in done.stderr, done.stderr

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 
 import pytest
 import torch
+from own_process import run_python
 
 pytestmark = pytest.mark.ort_only
 
@@ -57,7 +56,5 @@ SCRIPT = """
 @pytest.mark.parametrize("imports", ["import torch_ort", ""], ids=["imported", "by_entry_point"])
 def test_threads_that_compile_at_once(imports):
     code = textwrap.dedent(SCRIPT).format(imports=imports)
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
+    run = run_python("-c", code)
     assert run.returncode == 0, run.stderr

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optimizer_steps import error, errors, give, gradients, make_parameters, train
+from optimizer_steps import error, errors, give, gradients, like, make_parameters, train
 from torch import Tensor, nn
 
 import torch_ort
@@ -28,10 +28,12 @@ VARIANTS = [
     ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "maximize": True}),
     ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1, "maximize": True}),
-    *itertools.product(["Adam", "AdamW"], [{"lr": 0.01}, {"lr": 0.01, "weight_decay": 0},
-        {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6}, {"lr": 0.01,
-        "amsgrad": True}, {"lr": 0.01, "maximize": True}, {"lr": 0.01, "amsgrad": True,
-        "maximize": True, "weight_decay": 0.1}]),
+    *itertools.product(["Adam", "AdamW"], [
+        {"lr": 0.01}, {"lr": 0.01, "weight_decay": 0}, {"lr": 0.01, "maximize": True},
+        {"lr": 0.01, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6},
+        {"lr": 0.01, "amsgrad": True},
+        {"lr": 0.01, "amsgrad": True, "maximize": True, "weight_decay": 0.1},
+    ]),
     ("Adam", {"lr": 0.01, "weight_decay": 0.1, "decoupled_weight_decay": True}),
 ]  # fmt: skip
 EACH_VARIANT = pytest.mark.parametrize(
@@ -44,10 +46,6 @@ EACH_CLASS = pytest.mark.parametrize(
 )
 # Around the length of a tile; no element, and no dim.
 SIZES = [(), (0,), (1,), (3,), (1023,), (1024,), (1025,), (7, 5), (33, 100), (2, 3, 4, 5)]
-
-
-def like(params: list[nn.Parameter], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
-    return [nn.Parameter(param.detach().clone().to(dtype or param.dtype)) for param in params]
 
 
 def ours(name: str, params: list[nn.Parameter], **arguments) -> torch.optim.Optimizer:

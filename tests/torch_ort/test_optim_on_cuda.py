@@ -14,7 +14,7 @@ import pytest
 import torch
 from emulated import cuda_device
 from emulated.cuda_driver import ORDERS
-from optimizer_steps import SIZES, error, give, gradients, make_parameters, train
+from optimizer_steps import SIZES, error, give, gradients, like, make_parameters, train
 from torch import Tensor, nn
 
 import torch_ort
@@ -59,10 +59,6 @@ def there(params: list[nn.Parameter]) -> list[nn.Parameter]:
 
 def here(params: list[Tensor]) -> list[Tensor]:
     return [param.detach().cpu() for param in params]
-
-
-def like(params: list[nn.Parameter], dtype: torch.dtype | None = None) -> list[nn.Parameter]:
-    return [nn.Parameter(param.detach().clone().to(dtype or param.dtype)) for param in params]
 
 
 def assert_all_by_kernels(count: int) -> None:

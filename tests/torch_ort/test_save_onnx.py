@@ -95,6 +95,17 @@ def assert_agrees(path: pathlib.Path, model: Callable, *inputs: torch.Tensor) ->
         torch.testing.assert_close(result, torch.as_tensor(eager), rtol=1e-4, atol=1e-5)
 
 
+def assert_runs_again(path: pathlib.Path, model: Callable, *inputs: torch.Tensor) -> None:
+    graph = _C.Graph.from_onnx(path.read_bytes(), str(path.parent))
+    results = _C.run(graph, dict(zip(graph.input_names, inputs, strict=True))).values()
+    with torch.no_grad():
+        want = model(*inputs)
+    want = want if isinstance(want, tuple) else (want,)
+    for result, eager in zip(results, want, strict=True):
+        eager = torch.as_tensor(eager)
+        torch.testing.assert_close(result.reshape(eager.shape), eager, rtol=1e-4, atol=1e-5)
+
+
 # ---- graphs without gradients
 
 
@@ -138,17 +149,7 @@ def test_one_file_serves_all_sizes(name: str, pin: int, save) -> None:
         ):
             other = torch.randn(sizes) if x.is_floating_point() else torch.randint(23, sizes)
             assert_agrees(path, model, other)
-
-
-def assert_runs_again(path: pathlib.Path, model: Callable, *inputs: torch.Tensor) -> None:
-    graph = _C.Graph.from_onnx(path.read_bytes(), str(path.parent))
-    results = _C.run(graph, dict(zip(graph.input_names, inputs, strict=True))).values()
-    with torch.no_grad():
-        want = model(*inputs)
-    want = want if isinstance(want, tuple) else (want,)
-    for result, eager in zip(results, want, strict=True):
-        eager = torch.as_tensor(eager)
-        torch.testing.assert_close(result.reshape(eager.shape), eager, rtol=1e-4, atol=1e-5)
+            assert_runs_again(path, model, other)
 
 
 @pytest.mark.parametrize("pin", [12, NEWEST_OPSET])
@@ -157,19 +158,6 @@ def test_the_engine_reads_its_files(name: str, pin: int, save) -> None:
     model, x = make(name)
     for path in save(model, x, opset=pin).values():
         assert_runs_again(path, model, x)
-
-
-@pytest.mark.parametrize("pin", [12, NEWEST_OPSET])
-@pytest.mark.parametrize("name", MODELS)
-def test_the_engine_reads_its_files_of_all_sizes(name: str, pin: int, save) -> None:
-    model, x = make(name)
-    for axis in DYNAMIC[name]:
-        torch._dynamo.mark_dynamic(x, axis)
-    shape = [DYNAMIC[name].get(axis, size) for axis, size in enumerate(x.shape)]
-    for path in save(model, x, opset=pin).values():
-        for sizes in (x.shape, shape):
-            other = torch.randn(sizes) if x.is_floating_point() else torch.randint(23, sizes)
-            assert_runs_again(path, model, other)
 
 
 @pytest.mark.filterwarnings("ignore::Warning")  # the exporter is an old one

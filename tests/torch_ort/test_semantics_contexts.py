@@ -7,8 +7,6 @@ import copy
 import gc
 import random
 import resource
-import subprocess
-import sys
 import textwrap
 import threading
 import weakref
@@ -17,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from own_process import run_python
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -559,13 +558,7 @@ def test_process_ends_cleanly_with_a_live_forward(backend):
         call(x).sum().backward()
         print("kept", y.requires_grad)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-c", textwrap.dedent(script))
     assert done.returncode == 0, done.stderr
     assert "kept True" in done.stdout
     assert "Error" not in done.stderr, done.stderr

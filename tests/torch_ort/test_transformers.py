@@ -2,11 +2,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from own_process import run_python
 
 SCRIPT = """
     import json
@@ -49,13 +48,7 @@ def test_trainer_uses_the_engine_without_an_import_of_ours(backend, tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     name = "onnxrt" if backend == "ort" else backend
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SCRIPT), name, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_python("-c", textwrap.dedent(SCRIPT), name, tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("REPORT "))
     report = json.loads(line.removeprefix("REPORT "))

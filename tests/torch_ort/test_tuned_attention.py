@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from device_memory import settled
+from own_process import run_python
 from roads import ROADS, Applies
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -722,10 +721,7 @@ def in_process(folder: Path, enable_tuning: bool) -> list[int]:
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
     }
     device = "gpu" if torch.version.cuda else "emulated"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(PROCESS), str(folder), device],
-        env=environment, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = run_python("-c", textwrap.dedent(PROCESS), folder, device, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return [int(each) for each in done.stdout.split()]
 

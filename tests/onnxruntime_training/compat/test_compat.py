@@ -9,13 +9,13 @@ import logging
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 import textwrap
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
+from own_process import run_python
 
 import torch_ort
 from torch_ort.compat.custom_autograd import enable_custom_autograd_support
@@ -185,17 +185,9 @@ except ImportError as error:
 """
 
 
-def run_python(site: Path, *arguments: str, cwd: Path | None = None):
+def run_beside(site: Path, *arguments: str, cwd: Path | None = None):
     """Run Python in a process of its own, with `site` before all other packages."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd or site,
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python(*arguments, cwd=cwd or site, env=os.environ | {"PYTHONPATH": str(site)})
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -219,7 +211,7 @@ def real_site(tmp_path_factory):
 def placed_site(real_site):
     """Install into the copy, and uninstall at the end; nothing but the new folder may change."""
     before = contents(real_site)
-    result = run_python(real_site, "-m", "torch_ort.compat", "install")
+    result = run_beside(real_site, "-m", "torch_ort.compat", "install")
     assert result.returncode == 0, result.stderr
     folder = real_site / "onnxruntime" / "training"
     assert result.stdout == (
@@ -233,7 +225,7 @@ def placed_site(real_site):
         for name in (*placing.files(), placing.MARKER)
     }
     yield real_site
-    result = run_python(real_site, "-m", "torch_ort.compat", "uninstall")
+    result = run_beside(real_site, "-m", "torch_ort.compat", "uninstall")
     assert (result.returncode, result.stdout) == (0, f"{folder}: removed\n"), result.stderr
     assert contents(real_site) == before
     assert not folder.exists()
@@ -248,7 +240,7 @@ def facts(placed_site):
     }
     for module, more in (*BUILT.items(), *KNOWN.items()):
         names[module] = f"{names.get(module, '')} {more}"
-    result = run_python(placed_site, "-c", IMPORT_ALL, json.dumps(names))
+    result = run_beside(placed_site, "-c", IMPORT_ALL, json.dumps(names))
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -343,7 +335,7 @@ def test_an_old_script_trains(placed_site, tmp_path):
     import onnx
 
     onnx.save(onnx.parser.parse_model(RELU), tmp_path / "relu.onnx")
-    result = run_python(placed_site, "-c", TRAIN, cwd=tmp_path)
+    result = run_beside(placed_site, "-c", TRAIN, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("trained ['model_name_")
     assert "each torch.autograd.Function is traced through" in result.stderr
@@ -381,7 +373,7 @@ assert counters["fallbacks"] == 0 and counters["backward_runs"] == 50, counters
 
 @needs_onnxruntime
 def test_the_trainer_of_the_first_scripts_trains(placed_site):
-    result = run_python(placed_site, "-c", TRAINER)
+    result = run_beside(placed_site, "-c", TRAINER)
     assert result.returncode == 0, result.stderr
 
 
@@ -412,14 +404,14 @@ GUIDELINES = Path(__file__).parents[2] / "guides" / "samples" / "guidelines.py"
 def test_the_calls_of_the_guidelines_run_with_their_switches(placed_site, tmp_path, monkeypatch):
     for name, value in SWITCHES.items():
         monkeypatch.setenv(name, value)
-    result = run_python(placed_site, str(GUIDELINES), cwd=tmp_path)
+    result = run_beside(placed_site, str(GUIDELINES), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
 
 
 @needs_onnxruntime
 def test_the_old_build_step_says_that_nothing_has_to_be_built(placed_site):
     module = "onnxruntime.training.ortmodule.torch_cpp_extensions.install"
-    result = run_python(placed_site, "-m", module)
+    result = run_beside(placed_site, "-m", module)
     assert (result.returncode, result.stderr) == (0, "")
     assert "nothing to build" in result.stdout
 
@@ -449,7 +441,7 @@ def test_old_questions_about_extensions_are_answered(placed_site):
         assert is_installed(ORTMODULE_TORCH_CPP_DIR) and is_installed()
         assert Path(torch_ort._C.__file__).parent == Path(ORTMODULE_TORCH_CPP_DIR)
     """
-    result = run_python(placed_site, "-c", textwrap.dedent(code))
+    result = run_beside(placed_site, "-c", textwrap.dedent(code))
     assert result.returncode == 0, result.stderr
 
 
@@ -463,7 +455,7 @@ def test_an_onnxruntime_that_asks_while_it_is_imported(site):
         from onnxruntime.training.ortmodule import ORTModule
         assert "torch" in sys.modules
     """)
-    result = run_python(site.parent, "-c", code)
+    result = run_beside(site.parent, "-c", code)
     assert result.returncode == 0, result.stderr
 
 
@@ -663,7 +655,7 @@ def test_the_oldest_path_of_a_trainer_answers(site):
         except ImportError as error:
             print(error)
     """)
-    result = run_python(site.parent, "-c", code)
+    result = run_beside(site.parent, "-c", code)
     assert result.returncode == 0, result.stderr
     module, error = result.stdout.splitlines()
     assert module == "torch_ort.onnxruntime_training.trainers.v0"
