@@ -156,15 +156,6 @@ def test_training_of_different_modules():
         torch.testing.assert_close(wrapped[i].state_dict(), model.state_dict())
 
 
-def test_an_output_goes_back_in_another_thread():
-    eager = mlp()
-    module = ORTModule(copy.deepcopy(eager))
-    losses = [each(rows(3)).pow(2).sum() for each in (eager, module)]
-    at_once(*(loss.backward for loss in losses))
-    for want, got in zip(eager.parameters(), module.parameters(), strict=True):
-        torch.testing.assert_close(got.grad, want.grad)
-
-
 @pytest.mark.hands_over("PyTorch words the error")
 def test_an_error_in_one_thread_is_not_anothers():
     eager = mlp()
