@@ -118,15 +118,6 @@ def test_drawing_runs_in_the_engine(function):
     assert (counters["fallbacks"], counters["forward_runs"]) == (0, 3)
 
 
-def test_a_capture_leaves_the_generator_alone():
-    ours = ORTModule(Net(F.relu))
-    torch.manual_seed(5)
-    ours(torch.ones(3, 4))
-    got = torch.rand(3)
-    torch.manual_seed(5)
-    assert torch.equal(got, torch.rand(3))
-
-
 @pytest.mark.hands_over("nothing captures draws from it")
 def test_a_generator_of_its_own_is_left_to_eager(monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")

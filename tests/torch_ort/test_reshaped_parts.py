@@ -42,6 +42,21 @@ class Scaled(nn.Module):
         return seen, seen.sin() + 1
 
 
+def step_both(
+    model: Scaled, call: Callable, x: Tensor, **near: float
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Compare results and gradients of a step; give results of eager PyTorch and of the engine."""
+    y = x.detach().clone().requires_grad_()
+    want, got = model(x), call(y)
+    torch.testing.assert_close(got, want, **near)
+    gradients = []
+    for results, leaf in ((want, x), (got, y)):
+        total = sum(each.square().sum() for each in results)
+        gradients.append(torch.autograd.grad(total, [leaf, model.scale]))
+    torch.testing.assert_close(gradients[1], gradients[0])
+    return want, got
+
+
 ROADS: dict[str, Callable[[nn.Module], Callable]] = {
     "compile": lambda model: torch.compile(model, backend="ort", dynamic=True),
     "module": torch_ort.ORTModule,
@@ -59,15 +74,8 @@ def test_open_sizes(name: str, road: str, monkeypatch: pytest.MonkeyPatch) -> No
     call = ROADS[road](model)
     for size in [(2, 5, 6, 8), (3, 5, 4, 10), (2, 5, 6, 8)]:
         x = torch.randn(size, requires_grad=True)
-        y = x.detach().clone().requires_grad_()
-        want, got = model(x), call(y)
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=5e-5)  # products among them
+        want, got = step_both(model, call, x, rtol=1e-5, atol=5e-5)  # products among them
         assert [each.stride() for each in got] == [each.stride() for each in want]
-        sum(each.square().sum() for each in want).backward()
-        want_of_scale, model.scale.grad = model.scale.grad, None
-        sum(each.square().sum() for each in got).backward()
-        torch.testing.assert_close([y.grad, model.scale.grad], [x.grad, want_of_scale])
-        model.scale.grad = None
     counters = torch_ort.counters()
     assert (counters["fallbacks"], counters["graphs_captured"]) == (0, 1)
     assert counters["recordings_handed_over"] == 0
@@ -96,14 +104,7 @@ def test_captured_with_sizes_of_one(
     call = torch_ort.ORTModule(model)
     for sizes in [first, (2, 3), (1, 1), (3, 2), first]:
         x = torch.randn(*sizes, 4, 6, requires_grad=True)
-        y = x.detach().clone().requires_grad_()
-        want, got = model(x), call(y)
-        torch.testing.assert_close(got, want)
-        sum(each.square().sum() for each in want).backward()
-        want_of_scale, model.scale.grad = model.scale.grad, None
-        sum(each.square().sum() for each in got).backward()
-        torch.testing.assert_close([y.grad, model.scale.grad], [x.grad, want_of_scale])
-        model.scale.grad = None
+        step_both(model, call, x)
     counters = torch_ort.counters()
     assert (counters["fallbacks"], counters["recordings_handed_over"]) == (0, 0)
 
