@@ -73,7 +73,7 @@ class SizeWriter {
     if (!value->type.shape) return;
     for (size_t axis = 0; axis < value->type.shape->size(); ++axis) {
       const Dim& dim = (*value->type.shape)[axis];
-      if (dim.is_symbol()) sources_.try_emplace(dim.name(), value, axis);
+      if (dim.is_symbol()) sources_.try_emplace(dim.name(), Source{value, axis});
     }
   }
 

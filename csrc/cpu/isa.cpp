@@ -2,6 +2,10 @@
 #include "base/error.h"
 #include "cpu/kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <string>
 
 namespace torch_ort::cpu {
@@ -18,6 +22,14 @@ const PairKernels& pair_kernels_avx512();
 
 namespace {
 
+#if defined(__x86_64__)
+// Conversions of 16-bit floats. Clang 15 does not know their name in __builtin_cpu_supports.
+bool has_f16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 bool runs(Isa isa) {
 #if defined(__x86_64__)
   // The instructions that the compiler may use in the files of each set (see CMakeLists.txt).
@@ -27,8 +39,7 @@ bool runs(Isa isa) {
            runs(Isa::kAvx2);
   }
   if (isa == Isa::kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
   }
 #endif
   return isa == Isa::kPortable;

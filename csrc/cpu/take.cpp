@@ -286,7 +286,8 @@ class TakeGrad final : public Kernel {
     const int64_t columns = taking_.inner.size, size = taking_.size;
     if (size * columns * taking_.num_outer == 0) return;
     const int64_t work = (taking_.num_places + size) * columns;
-    const auto [width, height] = split(work * taking_.num_outer);
+    const std::pair<int64_t, int64_t> block_sizes = split(work * taking_.num_outer);
+    const int64_t width = block_sizes.first, height = block_sizes.second;
     const int64_t across = ceil_div(columns, width), pieces = across * ceil_div(size, height);
     const int64_t grain = std::max<int64_t>(1, kWorkPerThread / ceil_div(work, pieces));
     parallel_for(0, taking_.num_outer * pieces, grain, [&](int64_t begin, int64_t end) {

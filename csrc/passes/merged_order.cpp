@@ -37,7 +37,7 @@ bool MergedOrder::merge(int a, int b) {
 }
 
 bool MergedOrder::collect(int from, int to, const Lists& neighbors, std::vector<int>& found) {
-  const auto [low, high] = std::minmax(place_[from], place_[to]);
+  const int low = std::min(place_[from], place_[to]), high = std::max(place_[from], place_[to]);
   ++search_;
   found.clear();
   bool meets = false;

@@ -171,7 +171,7 @@ struct RecordedStep::Node : torch::autograd::Function<RecordedStep::Node> {
     context->saved_data[kKey] = step.key_;
     context->saved_data[kSavedPositions] = step.saved_positions_;
     context->saved_data[kStates] = step.states_;
-    step.stand_in_for_lazy(call->results);
+    step.replace_lazy_logits(call->results);
     variable_list outputs;
     for (int index : step.differentiable_) outputs.push_back(call->results[index]);
     return outputs;
@@ -238,11 +238,11 @@ Tensors RecordedStep::run(const Tensors& inputs, const std::vector<int64_t>& sym
   return std::move(call.results);
 }
 
-void RecordedStep::stand_in_for_lazy(Tensors& results) const {
+void RecordedStep::replace_lazy_logits(Tensors& results) const {
   for (const auto& [output, classes, dtype] : lazy_) {
     const at::Tensor rows = results[output];
     std::vector<int64_t> sizes = rows.sizes().vec();
-    sizes.back() = classes;
+    sizes.at(sizes.size() - 1) = classes;
     const std::vector<int64_t> strides(sizes.size(), 0);
     results[output] = at::empty_strided(sizes, strides, rows.options().dtype(dtype));
     results.push_back(rows);

@@ -80,7 +80,7 @@ class RecordedStep {
   struct Call;
   struct Node;
 
-  void stand_in_for_lazy(Tensors& results) const;
+  void replace_lazy_logits(Tensors& results) const;
   void leave_early(const Tensors& made, const at::Tensor& token) const;
 
   std::shared_ptr<Session> session_;
