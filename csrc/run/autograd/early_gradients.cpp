@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "run/autograd/autograd_errors.h"
+#include "run/autograd/node_pointer.h"
 #include "run/backward_run.h"
 
 #include <ATen/record_function.h>
@@ -13,7 +14,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <type_traits>
 #include <utility>
 
 namespace torch_ort::run {
@@ -154,24 +154,6 @@ class SegmentNode : public Node {
   std::vector<int> gradients_;
 };
 
-// Makes a node with the pointer type that this version of torch uses.
-template <typename Pointer>
-struct Maker;
-template <typename T>
-struct Maker<std::shared_ptr<T>> {
-  template <typename... Args>
-  static auto make(Args&&... args) {
-    return std::make_shared<SegmentNode>(std::forward<Args>(args)...);
-  }
-};
-template <typename T>
-struct Maker<c10::intrusive_ptr<T>> {
-  template <typename... Args>
-  static auto make(Args&&... args) {
-    return c10::make_intrusive<SegmentNode>(std::forward<Args>(args)...);
-  }
-};
-
 const SegmentNode* segment_at(const Edge& edge) {
   return dynamic_cast<const SegmentNode*>(edge.function.get());
 }
@@ -210,7 +192,7 @@ void let_leave_early(Node& node, const std::vector<int>& segments, const std::ve
   // The next one in the chain, which is made from its end.
   Edge next;
   for (int segment = last; segment > 0; --segment) {
-    auto made = Maker<std::decay_t<decltype(next.function)>>::make(passes, !next.is_valid());
+    auto made = make_node<SegmentNode>(passes, !next.is_valid());
     for (size_t i = 0; i < segments.size(); ++i) {
       Edge& edge = node.next_edges().at(edges.at(i));
       if (segments[i] != segment || !edge.is_valid()) continue;

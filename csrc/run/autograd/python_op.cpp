@@ -1,6 +1,7 @@
 #include "run/autograd/python_op.h"
 
 #include "base/error.h"
+#include "run/autograd/node_pointer.h"
 #include "run/guard.h"
 #include "run/key_table.h"
 
@@ -19,7 +20,6 @@
 
 #include <atomic>
 #include <memory>
-#include <type_traits>
 
 namespace torch_ort::run {
 
@@ -27,8 +27,6 @@ namespace {
 
 using Tensors = PythonFunction::Tensors;
 using torch::autograd::Node;
-// The pointer type of autograd nodes in this version of torch.
-using NodePtr = std::decay_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
 KeyTable<PythonFunction>& function_table() {
   // Never destroyed, because Python frees objects that need it at its end.
@@ -102,15 +100,6 @@ struct Outside : Node {
     throw InternalError("PythonOp: backward went past the Function");
   }
 };
-
-template <typename Pointer, typename Made>
-Pointer make_node() {
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<Node>>) {
-    return std::make_shared<Made>();
-  } else {
-    return c10::make_intrusive<Made>();
-  }
-}
 
 // Makes the tensors that a Function gets. Memory of the engine is given as an alias, and serves
 // other values after the step. If anything still refers to it then, in whatever way the Function
@@ -250,7 +239,7 @@ std::pair<at::Tensor, Tensors> call_forward(const PythonFunction& function, cons
   for (size_t i = 0; i < tensors.size(); ++i) {
     inputs.push_back(aliases.alias(function.written[i] ? private_copy(tensors[i]) : tensors[i]));
     if (!function.requires_grad[i]) continue;
-    if (outside == nullptr) outside = make_node<NodePtr, Outside>();
+    if (outside == nullptr) outside = make_node<Outside>();
     const uint32_t number = outside->add_input_metadata(inputs.back());
     torch::autograd::impl::set_gradient_edge(inputs.back(), torch::autograd::Edge(outside, number));
   }
