@@ -22,7 +22,7 @@ from torch_ort.engine import compiler, watchers
 from torch_ort.engine.onnx_files import sources_of
 from torch_ort.fallback import counted_in_eager
 from torch_ort.options import resolve_compiled
-from torch_ort.pytorch import dynamo_compat, size_compat
+from torch_ort.pytorch import dynamo_compat, size_compat, versions
 from torch_ort.read import higher_order
 from torch_ort.read.descriptions import line_of, name_of
 from torch_ort.steps.state import GraphState
@@ -47,6 +47,10 @@ def ort(
     logger = logs.make_logger(settings.log_level)
     logs.say_mode(logger, mode)
     logs.say_ignored(logger, settings, by_torch_compile=True)
+    if versions.missing:
+        return first_run.compile_or_eager(
+            versions.check, counted_in_eager(module.forward), chosen.strict, None
+        )
     recompile_limit.remember_frame(chosen.strict)
     uncaptured.note_graph()
     size_compat.remember_dynamo_sizes()
@@ -131,13 +135,14 @@ def _is_ours(backend: Any) -> bool:
 
 
 # This is done here because only programs that use the backend import this module.
-dynamo_compat.never_compile(
-    ["torch_ort.steps.runners", "torch_ort.steps.first_backward", "torch_ort.functions.call"]
-)
-dynamo_compat.register_once(ort)
-dynamo_compat.watch_assigned_forwards(_is_ours, uncaptured.watched_forward)
-dynamo_compat.watch_recompile_limit(recompile_limit.recompile_limit_reached)
-dynamo_compat.watch_frames(_is_ours, uncaptured.looked_at)
-dynamo_compat.watch_contexts(
-    _is_ours, lambda backend, compiled: uncaptured.Watched(backend, compiled).begin
-)
+if dynamo_compat.can_be_watched():
+    dynamo_compat.never_compile(
+        ["torch_ort.steps.runners", "torch_ort.steps.first_backward", "torch_ort.functions.call"]
+    )
+    dynamo_compat.register_once(ort)
+    dynamo_compat.watch_assigned_forwards(_is_ours, uncaptured.watched_forward)
+    dynamo_compat.watch_recompile_limit(recompile_limit.recompile_limit_reached)
+    dynamo_compat.watch_frames(_is_ours, uncaptured.looked_at)
+    dynamo_compat.watch_contexts(
+        _is_ours, lambda backend, compiled: uncaptured.Watched(backend, compiled).begin
+    )

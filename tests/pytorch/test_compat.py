@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib
 import inspect
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,32 +27,15 @@ from torch_ort.pytorch import (
     patches,
     size_compat,
     trace_compat,
+    versions,
 )
 from torch_ort.pytorch.trace_compat import FakeInputs
 
 pytestmark = pytest.mark.ort_only
 
 
-def imported_names() -> list[tuple[str, str]]:
-    """List what our room for PyTorch's insides imports from torch: pairs of module and name."""
-    texts = [path.read_text() for path in Path(graph_compat.__file__).parent.glob("*.py")]
-    found = {
-        (node.module, alias.name)
-        for text in texts
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("torch.")
-        for alias in node.names
-    }
-    return sorted(found)
-
-
-@pytest.mark.parametrize(("module", "name"), imported_names())
-def test_torch_has(module, name):
-    found = importlib.import_module(module)
-    try:
-        importlib.import_module(f"{module}.{name}")
-    except ModuleNotFoundError:
-        assert hasattr(found, name), f"{module} has no {name} any more"
+def test_torch_has_all_private_names():
+    assert versions.missing == []
 
 
 class Spy:

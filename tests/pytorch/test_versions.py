@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 import torch_ort
 from torch_ort import ORTModule, Unsupported
-from torch_ort.pytorch import patches, versions
+from torch_ort.pytorch import patches, private, versions
 
 pytestmark = pytest.mark.ort_only
 
@@ -89,3 +93,68 @@ def test_a_row_of_other_versions_does_nothing(monkeypatch):
     monkeypatch.setattr(row, "since", "99.0")
     with row.by(lambda theirs: None):
         assert getattr(*row.place) is before
+
+
+SOME = [
+    "torch._dynamo.source:AttrSource",
+    "torch._dynamo:exc.UserError",  # of a module
+    "torch._functorch._aot_autograd.descriptors:",  # a whole module
+    "torch.fx.experimental.symbolic_shapes:ShapeEnv",  # a class of ours is derived from it
+    "torch._C:_SymNode",
+    "torch._dynamo.convert_frame:ConvertFrameAssert.__call__",  # of a row that stays
+]
+STAYS = [row for row in patches.TABLE if row.stays and not isinstance(row, patches.Elsewhere)]
+ALL = [
+    *(f"{module}:{name}" for module, names in private.NAMES.items() for name in names.split()),
+    *(row.target for row in STAYS),
+]
+
+
+def trained_without(names: list[str]) -> list[str]:
+    """Train with each of some names hidden from torch_ort; give what the program says of each."""
+    script = Path(__file__).with_name("train_without_a_name.py")
+    run = subprocess.run(
+        [sys.executable, str(script), *names], capture_output=True, text=True, timeout=600,
+        check=False, env=os.environ | {"TORCH_ORT_STRICT": "0"},
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return run.stdout.split("end\n")[:-1]
+
+
+@pytest.mark.parametrize(
+    "names", [SOME, pytest.param(ALL, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_a_torch_that_lacks_a_name_trains_in_eager_mode(names):
+    for name, said in zip(names, trained_without(names), strict=True):
+        first = next(each for each in ALL if each.startswith(name))
+        path = re.escape(first.replace(":", "."))
+        lacks = (
+            f"torch {re.escape(torch.__version__)} has no {path}(, nor [0-9]+ more names)?, which "
+            "torch_ort uses to capture graphs; it is tested with torch [0-9., and]+"
+        )
+        # Of either road a warning, and an error in strict mode.
+        wanted = [
+            f"warning: torch_ort: capture: {lacks}; this graph runs in eager PyTorch .*",
+            f"warning: ORTModule: .*{lacks}; the module runs from now on in plain PyTorch .*",
+            f"Unsupported: {lacks}",
+            f"ORTModuleONNXModelException: {lacks}",
+        ]
+        lines = said.splitlines()
+        assert len(lines) == len(wanted), said
+        for pattern, line in zip(wanted, lines, strict=True):
+            assert re.fullmatch(pattern, line), (name, line)
+
+
+def test_what_stands_for_a_name_has_no_instances():
+    missing = versions.stand_in("torch._gone")
+
+    class Derived(missing.Kind):
+        pass
+
+    assert not isinstance(1, missing | Derived)
+    words = rf"torch {re.escape(torch.__version__)} has no torch\._gone\.Kind, which torch_ort uses"
+    for call in (missing.Kind, Derived):
+        with pytest.raises(Unsupported, match=words):
+            call(1)
+    with pytest.raises(TypeError, match="not iterable"):
+        iter(missing)

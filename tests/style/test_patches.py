@@ -43,7 +43,7 @@ def value_of(node: ast.Assign | ast.For) -> ast.AST:
 
 
 def is_torch(module: str) -> bool:
-    return module.split(".")[0] == "torch"
+    return module.split(".")[0] == "torch" or module == "torch_ort.pytorch.private"
 
 
 def changes(text: str) -> list[int]:
@@ -81,6 +81,7 @@ def test_nothing_else_assigns_to_objects_of_torchs(path):
         "from torch.fx.experimental import symbolic_shapes as s\ndelattr(s, 'sym_sum')",
         "from torch.fx.experimental import _config\nwith _config.patch(a=True): pass",
         "from torch._dynamo import trace_rules\ntrace_rules.add('x')",
+        "from torch_ort.pytorch.private import trace_rules\ntrace_rules.add('x')",
         "import torch\ntorch.ops.aten.dropout.default.py_kernels[1] = f",
     ],
 )

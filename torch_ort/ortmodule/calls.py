@@ -39,6 +39,7 @@ from torch_ort.options import Options, ORTModuleOptions
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.graph_optimizers import rewrite_for
 from torch_ort.ortmodule.saved_files import SavedFiles
+from torch_ort.pytorch import versions
 from torch_ort.pytorch.generators import TorchGenerators
 from torch_ort.pytorch.module_compat import pytree
 from torch_ort.pytorch.trace_compat import (
@@ -117,9 +118,9 @@ class Calls:
         self._watch_result: Watcher | None = None
         self.subject = "the module"  # in messages
         self.is_inside = False  # only forward runs here: hooks of the module run around it
+        self._is_never_captured = pending is not None
         if pending is not None:
             self._fall_back(pending, "capture")
-            self._in_pytorch = True
 
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         """Run one call.
@@ -127,7 +128,7 @@ class Calls:
         Raises what the module raises, and an ORTModuleFallbackException where the engine fails and
         the policy does not allow PyTorch.
         """
-        if is_traced():
+        if self._is_never_captured or is_traced():
             return self._run_plain(*args, **kwargs)
         if self._in_pytorch:
             result = self._run_plain(*args, **kwargs)
@@ -319,7 +320,7 @@ class Calls:
     @property
     def is_in_pytorch(self) -> bool:
         """Tell whether calls run in PyTorch from now on."""
-        return self._in_pytorch
+        return self._in_pytorch or self._is_never_captured
 
     def _watch(self, result: Any) -> None:
         if self._watch_result is not None:
@@ -571,18 +572,28 @@ def make_calls(
 ) -> Calls:
     """Make what runs a module's calls by its options; `run` is the module's forward if not itself.
 
-    Raises ORTModuleTorchModelException for a DataParallel that may not run in plain PyTorch.
+    Raises an ORTModuleFallbackException for what is never captured, and may not run in plain
+    PyTorch: a DataParallel, and any module with a torch that lacks what captures need.
     """
     compile_config, own_config = options.split(debug.config)
     settings = options.resolve_ortmodule(own_config | {"log_level": debug.log_level})
     chosen = options.in_force(options.resolve(compile_config), compile_config, settings)
     logger = logs.make_logger(settings.log_level)
     logs.say_ignored(logger, settings)
-    pending = None
-    if isinstance(module, torch.nn.DataParallel):
-        pending = ORTModuleTorchModelException(DATA_PARALLEL)
-        may_fall_back = settings.fallback_policy.allows(ORTModuleTorchModelException)
+    pending = _why_never_captured(module)
+    if pending is not None:
+        may_fall_back = settings.fallback_policy.allows(type(pending))
         if chosen.strict or not may_fall_back:
             raise pending
     files = SavedFiles(debug.save_path, debug.onnx_prefix) if debug.save_onnx else None
     return Calls(module, chosen, settings, logger, run or module, files, pending)
+
+
+def _why_never_captured(module: torch.nn.Module) -> ORTModuleFallbackException | None:
+    if isinstance(module, torch.nn.DataParallel):
+        return ORTModuleTorchModelException(DATA_PARALLEL)
+    try:
+        versions.check()
+    except _C.Unsupported as error:
+        return _onnx_error(error)
+    return None

@@ -11,12 +11,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch._C import DispatchKey
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn.attention import SDPBackend
 
 from torch_ort.core.scopes import set_here
 from torch_ort.pytorch import patches
+from torch_ort.pytorch.private import DispatchKey, FunctionalTensor
 
 # PyTorch's fused kernels of attention, by our names of them.
 KERNELS = {

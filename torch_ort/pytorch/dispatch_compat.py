@@ -14,12 +14,18 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from torch_ort import _C
 from torch_ort.pytorch import patches, patching
+from torch_ort.pytorch.private import (
+    DispatchKey,
+    FakeTensor,
+    FakeTensorMode,
+    _disabled_torch_function_impl,
+    enable_python_dispatcher,
+    no_python_dispatcher,
+)
 
 _TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
 _OUR_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -62,7 +68,7 @@ class Leaf(torch.Tensor):
     Operators never see one: they are answered by the recorder's mode.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = _disabled_torch_function_impl
 
     @staticmethod
     def __new__(
@@ -153,7 +159,7 @@ def operators_whole() -> Iterator[None]:
         theirs = patches.KERNELS.of(sized)
         ours[sized] = {key: _with_sizes(whole, kernel) for key, kernel in theirs.items()}
     if not patches.KERNELS.of(aten.one_hot.default):  # its kernel reads numbers before torch 2.13
-        ours[aten.one_hot.default] = {torch._C.DispatchKey.CompositeImplicitAutograd: _one_hot}
+        ours[aten.one_hot.default] = {DispatchKey.CompositeImplicitAutograd: _one_hot}
     with patches.KERNELS.by(ours), patches.LSTM_LAYER.by(_lstm_layer):
         yield
 
@@ -202,8 +208,8 @@ def _gather_backward(
     return operator._op_dk(key, gradient, source, dim, index, is_sparse)
 
 
-_KEYS = torch._C.DispatchKey
-_COMPOSED, _FIRST = [_KEYS.CompositeImplicitAutograd], [_KEYS.AutogradCPU, _KEYS.AutogradCUDA]
+_COMPOSED = [DispatchKey.CompositeImplicitAutograd]
+_FIRST = [DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA]
 _OF_SPARSE = {
     torch.ops.aten.embedding_backward.default: (_embedding_backward, _COMPOSED),
     torch.ops.aten._embedding_bag_backward.default: (_embedding_bag_backward, _FIRST),

@@ -17,42 +17,48 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
-from torch._dynamo import config as dynamo_config
-from torch._dynamo import (
+
+from torch_ort import _C
+from torch_ort.pytorch import patches, versions
+from torch_ort.pytorch.private import (
+    AttrSource,
+    CompileContext,
+    ConstantVariable,
+    ConvertFrameReturn,
+    DDPOptimizer,
+    ExactWeakKeyDictionary,
+    FrameAction,
+    FrameExecStrategy,
+    GuardOnDataDependentSymNode,
+    HigherOrderOperator,
+    RestartAnalysis,
+    ShortenTraceback,
+    SkipFrame,
+    TorchRuntimeError,
+    UncapturedHigherOrderOpError,
+    UnsupportedFakeTensorException,
     convert_frame,
     eval_frame,
     exc,
     external_utils,
+    get_metrics_context,
+    graph_break_reasons,
     symbolic_convert,
     trace_rules,
 )
-from torch._dynamo.backends.distributed import DDPOptimizer
-from torch._dynamo.source import AttrSource
-from torch._dynamo.types import ConvertFrameReturn, FrameAction, FrameExecStrategy
-from torch._dynamo.utils import (
-    ExactWeakKeyDictionary,
-    get_metrics_context,
-    graph_break_reasons,
-)
-from torch._dynamo.variables import ConstantVariable
-from torch._guards import CompileContext
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import (
-    UnsupportedFakeTensorException,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-from torch_ort import _C
-from torch_ort.pytorch import patches
+from torch_ort.pytorch.private import config as dynamo_config
 from torch_ort.pytorch.versions import is_within
 
 # Exceptions by which Dynamo controls itself.
 _DYNAMO_SIGNALS = (
-    exc.RestartAnalysis,
-    exc.ShortenTraceback,
-    exc.SkipFrame,
+    RestartAnalysis,
+    ShortenTraceback,
+    SkipFrame,
     UnsupportedFakeTensorException,
 )
+
+# An argument of torch.compile: what is compiled of a function counts for no other call of it.
+COMPILED_APART = {"isolate_recompiles": True} if is_within("2.13", "") else {}
 
 
 def passes_through(error: BaseException) -> bool:
@@ -63,7 +69,7 @@ def passes_through(error: BaseException) -> bool:
 def is_refused_by_dynamo(error: BaseException | None) -> bool:
     """Tell whether Dynamo, which operators with graphs as arguments call, has refused a graph."""
     while error is not None:
-        if isinstance(error, exc.UncapturedHigherOrderOpError):
+        if isinstance(error, UncapturedHigherOrderOpError):
             return True
         error = error.__cause__
     return False
@@ -156,7 +162,9 @@ class Frame(NamedTuple):
 
 
 def frame_in_capture() -> Frame | None:
-    """Tell what Dynamo is compiling right now; None outside of it."""
+    """Tell what Dynamo is compiling right now; None outside of it, and where it cannot be told."""
+    if versions.missing:
+        return None
     compile_id = CompileContext.current_compile_id()
     translator = getattr(symbolic_convert.tls, "current_tx", None)
     if compile_id is None or compile_id.frame_id is None or translator is None:
@@ -167,6 +175,12 @@ def frame_in_capture() -> Frame | None:
         f"'{code.co_name}' ({os.path.basename(code.co_filename)}:{code.co_firstlineno})",
         translator.one_graph or dynamo_config.fail_on_recompile_limit_hit,
     )
+
+
+def can_be_watched() -> bool:
+    """Tell whether all that is watched of Dynamo can be; if not, all captures are refused."""
+    patches.note_missing()
+    return not versions.missing
 
 
 def watch_recompile_limit(told: Callable[[int, str], None]) -> None:
@@ -264,7 +278,7 @@ def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:
     try:
         with patches.SIZES_OF_DATA.by(True):
             return convert(), first
-    except (exc.TorchRuntimeError, GuardOnDataDependentSymNode):
+    except (TorchRuntimeError, GuardOnDataDependentSymNode):
         first = len(graph_break_reasons)
     with (
         patches.SPECIALIZED_FLOATS.by(True),
@@ -291,7 +305,7 @@ def _reasons_to_pass_over(frame: Any) -> Iterator[Callable[[ConvertFrameReturn],
     def compile_frame(theirs: Callable, *args: Any, **kwargs: Any) -> Any:
         try:
             return theirs(*args, **kwargs)
-        except exc.SkipFrame as error:
+        except SkipFrame as error:
             reasons.append(f"Dynamo decided to skip the frame while tracing: {error}")
             raise
 
@@ -446,7 +460,10 @@ class ByCode:
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
-        self._values = ExactWeakKeyDictionary()
+
+    @functools.cached_property
+    def _values(self) -> ExactWeakKeyDictionary:
+        return ExactWeakKeyDictionary()
 
     def __getitem__(self, code: CodeType) -> Any:
         """Give the value for a code object, a new one if there was none."""
@@ -456,7 +473,7 @@ class ByCode:
 
     def clear(self) -> None:
         """Forget all values."""
-        self._values.clear()
+        vars(self).pop("_values", None)
 
 
 def watch_assigned_forwards(

@@ -13,16 +13,21 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.backends.common import aot_autograd as aot_autograd
-from torch._functorch._aot_autograd.descriptors import GradAOTOutput, PlainAOTInput, PlainAOTOutput
-from torch._functorch.partitioners import default_partition as default_partition
-from torch._guards import detect_fake_mode
-from torch._higher_order_ops import auto_functionalize as auto_functionalize
-from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils import _pytree as pytree
 
 from torch_ort.core.user_code import Line, innermost
 from torch_ort.pytorch import patches
+from torch_ort.pytorch.private import (
+    GradAOTOutput,
+    HigherOrderOperator,
+    OpOverload,
+    PlainAOTInput,
+    PlainAOTOutput,
+    detect_fake_mode,
+)
+from torch_ort.pytorch.private import _pytree as pytree
+from torch_ort.pytorch.private import aot_autograd as aot_autograd
+from torch_ort.pytorch.private import auto_functionalize as auto_functionalize
+from torch_ort.pytorch.private import default_partition as default_partition
 
 
 def node_that_raised(error: BaseException) -> tuple[str, Line | None]:

@@ -10,22 +10,27 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch.utils import _pytree
 
-from torch_ort.pytorch import patches
+from torch_ort.pytorch import patches, private
+from torch_ort.pytorch.private import ScriptMethod as ScriptMethod
 
-pytree = _pytree
-OPERATORS = torch._C._VariableFunctions  # as functions of `torch`
+pytree = private._pytree
+OPERATORS = private._VariableFunctions  # as functions of `torch`
+pack_padded_sequence = private._pack_padded_sequence
+RECURRENT_LAYERS: dict[str, Callable[..., Any]] = {
+    "lstm": private.lstm,
+    "gru": private.gru,
+    "rnn_tanh": private.rnn_tanh,
+    "rnn_relu": private.rnn_relu,
+}
 
 # The hooks that all modules call.
 GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
-    torch.nn.modules.module._global_forward_pre_hooks,
-    torch.nn.modules.module._global_forward_hooks,
-    torch.nn.modules.module._global_backward_pre_hooks,
-    torch.nn.modules.module._global_backward_hooks,
+    private._global_forward_pre_hooks,
+    private._global_forward_hooks,
+    private._global_backward_pre_hooks,
+    private._global_backward_hooks,
 )
-
-ScriptMethod = torch._C.ScriptMethod
 
 
 def script_pointer(module: torch.nn.Module) -> Any:
@@ -36,12 +41,6 @@ def script_pointer(module: torch.nn.Module) -> Any:
 def script_forward(module: torch.nn.Module) -> ScriptMethod:
     """Give the compiled forward of a scripted module, whatever stands in its place."""
     return script_pointer(module)._get_method("forward")
-
-
-RECURRENT_LAYERS: dict[str, Callable[..., Any]] = {
-    kind: getattr(torch._VF, kind) for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu")
-}
-pack_padded_sequence = torch._VF._pack_padded_sequence
 
 
 def calls_replaced(call: Callable[..., Any]) -> AbstractContextManager[None]:

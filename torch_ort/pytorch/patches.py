@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from torch_ort.pytorch import versions
 from torch_ort.pytorch.patching import (
     Addition,
     Answer,
@@ -255,3 +256,12 @@ ALLOCATOR = Elsewhere(
 )
 
 TABLE: tuple[Patch, ...] = tuple(row for row in list(globals().values()) if isinstance(row, Patch))
+
+
+def note_missing() -> None:
+    """Count those of what stays replaced that this torch lacks among its missing names."""
+    for row in TABLE:
+        path = row.target.replace(":", ".")
+        is_lacking = row.stays and not isinstance(row, Elsewhere) and not row.exists
+        if is_lacking and path not in versions.missing:
+            versions.missing.append(path)

@@ -20,10 +20,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch._dynamo.types import FrameAction, FrameExecStrategy
 
-from torch_ort._C import Unsupported
-from torch_ort.pytorch.versions import TESTED, is_within
+from torch_ort.pytorch import versions
+from torch_ort.pytorch.private import FrameAction, FrameExecStrategy
+from torch_ort.pytorch.versions import is_within
 
 
 class Scope(enum.Enum):
@@ -68,13 +68,15 @@ def _add_reference(value: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
-_STASH_TAKES_A_REFERENCE = _stash_takes_a_reference()
+_STASH_TAKES_A_REFERENCE = not versions.missing and _stash_takes_a_reference()
 _NOTHING: Mapping[Patch, Any] = types.MappingProxyType({})
 _ABSENT = object()
 
 
 def not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let Dynamo leave a function's own frame alone, where code that it compiles runs into ours."""
+    if versions.missing:
+        return function
     strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
     torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy)
     return function
@@ -161,11 +163,8 @@ class Patch:
     def check(self) -> None:
         """Raise Unsupported if this version of torch lacks what it should have."""
         if not self.exists:
-            raise Unsupported(
-                f"torch {torch.__version__} has no {self.target.replace(':', '.')}, which "
-                f"torch_ort replaces while it captures; it is tested with torch "
-                f"{' and '.join(TESTED)}"
-            )
+            path = self.target.replace(":", ".")
+            raise versions.refusal(path, "replaces while it captures")
 
     def _own(self) -> Any:
         owner, name = self.place

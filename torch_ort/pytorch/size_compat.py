@@ -11,15 +11,10 @@ from typing import Any, NamedTuple
 
 import sympy
 import torch
-from torch._guards import TracingContext
-from torch.fx.experimental import symbolic_shapes
-from torch.fx.experimental.symbolic_shapes import (
-    ShapeEnv,
-)
-from torch.utils._sympy import functions as sympy_functions
-from torch.utils._sympy.printers import PythonPrinter
 
 from torch_ort import _C
+from torch_ort.pytorch.private import PythonPrinter, ShapeEnv, TracingContext, symbolic_shapes
+from torch_ort.pytorch.private import functions as sympy_functions
 
 
 class DynamoSymbol(NamedTuple):

@@ -13,34 +13,33 @@ from typing import Any
 
 import sympy
 import torch
-from torch._dispatch.python import no_python_dispatcher
-from torch._dynamo.source import LocalSource
-from torch._functorch._aot_autograd.schemas import OutputType
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
-from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.autograd import forward_ad
-from torch.fx.experimental.symbolic_shapes import (
-    DimDynamic,
-    GuardOnDataDependentSymNode,
-    ShapeEnv,
-    StatelessSymbolicContext,
-)
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes as real_tensors
 
-from torch_ort.pytorch import patches
+from torch_ort.pytorch import patches, private, versions
 from torch_ort.pytorch.dispatch_compat import (
     Leaf,
     dropout_passes_through,
     is_functionalized,
     sizes_written_as_numbers,
 )
+from torch_ort.pytorch.private import (
+    DataDependentOutputException,
+    DimDynamic,
+    FakeTensor,
+    FakeTensorMode,
+    FunctionalTensor,
+    GuardOnDataDependentSymNode,
+    LocalSource,
+    OutputType,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    TracingContext,
+    UnsupportedFakeTensorException,
+    forward_ad,
+    no_python_dispatcher,
+    tracing,
+)
+from torch_ort.pytorch.private import TorchDispatchMode as TorchDispatchMode
+from torch_ort.pytorch.private import _disable_current_modes as real_tensors
 from torch_ort.pytorch.size_compat import forget_sizes, python_text, values_in
 
 
@@ -187,7 +186,7 @@ def in_function_transform() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-is_jit_tracing = torch._C._is_tracing  # whether torch.jit.trace is at work in this thread
+is_jit_tracing = private._is_tracing  # whether torch.jit.trace is at work in this thread
 
 
 def in_forward_mode() -> bool:
@@ -227,6 +226,8 @@ def anomalies_unsaid() -> Iterator[None]:
 
 def is_traced(value: Any) -> bool:
     """Tell whether something is a tensor of a trace."""
+    if versions.missing:
+        return False  # there are no traces
     return isinstance(value, FakeTensor | FunctionalTensor | Leaf) or is_functionalized(value)
 
 
