@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-import torch
 from own_process import run_python
+
+from torch_ort.pytorch.versions import is_within
 
 pytestmark = pytest.mark.ort_only
 
@@ -51,7 +52,7 @@ SCRIPT = """
 
 
 @pytest.mark.skipif(
-    torch.__version__ < "2.13", reason="Dynamo of this torch crashes there with any backend"
+    is_within("", "2.13"), reason="Dynamo of this torch crashes there with any backend"
 )
 @pytest.mark.parametrize("imports", ["import torch_ort", ""], ids=["imported", "by_entry_point"])
 def test_threads_that_compile_at_once(imports):

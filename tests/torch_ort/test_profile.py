@@ -18,8 +18,8 @@ import torch_ort
 from torch_ort import _C
 from torch_ort.engine import watchers
 from torch_ort.fallback import FallbackWarning
+from torch_ort.pytorch import dynamo_compat
 from torch_ort.read.fx_reader import FxReader
-from torch_ort.reports import runs
 from torch_ort.reports.tables import time_text
 
 pytestmark = pytest.mark.ort_only
@@ -264,7 +264,8 @@ class TestTable:
         assert step_named(profile(model, torch.randn(4, 6)), "addmm").microseconds
 
     @pytest.mark.skipif(
-        not runs._HAS_ISOLATION, reason="torch.compile counts all that is compiled of a function"
+        not dynamo_compat.COMPILED_APART,
+        reason="torch.compile counts all that is compiled of a function",
     )
     def test_often(self):
         model, x = mlp(), torch.randn(4, 6)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import torch_ort
+from torch_ort.pytorch.versions import is_within
 
 linalg = torch.linalg
 EDITED = "modified by an inplace operation"
@@ -121,7 +122,7 @@ def test_results_that_backward_reads_leave_the_graph(road, function, dtype):
 
 @pytest.mark.parametrize(("function", "dtype"), EDITS)
 def test_results_that_backward_reads_are_edited(road, function, dtype):
-    if function is ELEMENTS["cumprod"] and torch.__version__ < "2.13":
+    if function is ELEMENTS["cumprod"] and is_within("", "2.13"):
         pytest.skip("the gradient of cumprod that a trace of this torch has reads no result")
     for call in (function, road(function)):
         x = torch.randn(4, 4, dtype=dtype).requires_grad_()

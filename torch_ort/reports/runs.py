@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,12 +10,9 @@ from typing import Any
 import torch
 
 from torch_ort.fallback import put_back
+from torch_ort.pytorch.dynamo_compat import COMPILED_APART
 from torch_ort.pytorch.generators import TorchGenerators
 from torch_ort.pytorch.module_compat import pytree
-
-# Only some of the supported versions of torch have this argument.
-_HAS_ISOLATION = "isolate_recompiles" in inspect.signature(torch.compile).parameters
-_ISOLATED = {"isolate_recompiles": True} if _HAS_ISOLATION else {}
 
 
 def compile_afresh(model: Any, options: dict[str, Any] | None) -> Any:
@@ -30,7 +26,7 @@ def compile_afresh(model: Any, options: dict[str, Any] | None) -> Any:
     resolve(options)
     backend = functools.partial(ort, options=options)
     backend.reset = ort.reset
-    return torch.compile(model, backend=backend, **_ISOLATED)
+    return torch.compile(model, backend=backend, **COMPILED_APART)
 
 
 @contextmanager
