@@ -33,5 +33,6 @@ void bind_guard(pybind11::module_& module);
 void bind_torchscript(pybind11::module_& module);
 void bind_files(pybind11::module_& module);
 void bind_python_op(pybind11::module_& module);
+void bind_method(pybind11::module_& module);
 
 }  // namespace torch_ort::python

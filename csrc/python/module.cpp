@@ -23,4 +23,5 @@ PYBIND11_MODULE(_C, module) {
   torch_ort::python::bind_torchscript(module);
   torch_ort::python::bind_files(module);
   torch_ort::python::bind_python_op(module);
+  torch_ort::python::bind_method(module);
 }

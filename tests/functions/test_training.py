@@ -39,6 +39,7 @@ CASES = {
     "given back and edited": lambda x: F.Identity.apply(x.tanh()).mul(2),
     "setup_context": lambda x: F.Split.apply(x, 2),
     "setup_context, default": lambda x: F.Split.apply(x),
+    "setup_context, named": lambda x: F.Split.apply(x, power=2),
     "functions inside": F.Outer.apply,
     "once_differentiable": F.Once.apply,
     "kept in other ways": F.Stashing.apply,

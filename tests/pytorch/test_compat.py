@@ -17,7 +17,7 @@ from torch._dynamo.variables import ConstantVariable, misc
 from torch.fx.experimental import symbolic_shapes
 
 import torch_ort
-from torch_ort import ORTModule
+from torch_ort import _C, ORTModule
 from torch_ort.pytorch import (
     autograd_compat,
     dispatch_compat,
@@ -675,8 +675,22 @@ def test_functions_are_replaced_in_a_thread_and_put_back():
             assert Double.apply(x).tolist() == [2, 2]
         with ThreadPoolExecutor() as pool:
             assert pool.submit(Double.apply, x).result().tolist() == [2, 2]
-    assert seen == [(Double, (x,))]
-    assert Double.apply(x).tolist() == [2, 2]
+        with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
+            bound()
+    assert seen == [(Double, (x,)), (Double, ())]
+    assert bound(x).tolist() == [2, 2]
+
+
+def test_methods_of_c_that_take_other_arguments_are_not_replaced():
+    for method in (vars(dict)["get"], vars(torch.nn.Module)["forward"]):
+        with pytest.raises(torch_ort.Unsupported, match="cannot be replaced: it is no method of C"):
+            _C.replace_method(method, print)
+    apply = vars(torch._C._FunctionBase)["apply"]
+    assert not _C.is_replaced(apply)
+    with autograd_compat.functions_replaced(lambda function, args, apply: apply(*args)):
+        assert _C.is_replaced(apply)
+        with pytest.raises(torch_ort.InternalError, match="another method is replaced: apply"):
+            _C.replace_method(apply, print)
 
 
 def test_settings_give_other_numbers_to_open_sizes():

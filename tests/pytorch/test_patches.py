@@ -29,6 +29,8 @@ def standing(row: patching.Patch) -> object:
     """Give what stands in torch where a row may put something."""
     if isinstance(row, patching.OperatorKernels):
         return HARDSHRINK.py_kernels
+    if isinstance(row, patching.MethodOfC):
+        return row.is_in_place()
     owner, name = row.place
     return getattr(owner, name) if name == "__code__" else vars(owner).get(name)
 

@@ -6,6 +6,7 @@ Each has a test in tests/pytorch/test_compat.py, which fails when torch changes 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from torch_ort.pytorch import patches
 from torch_ort.pytorch.patching import not_for_dynamo
+from torch_ort.pytorch.versions import is_within
 
 
 def after_backward(call: Callable[[], None]) -> None:
@@ -69,14 +71,36 @@ def saved_tensor_hooks_active() -> bool:
 def functions_replaced(
     replace: Callable[[type, tuple, Callable], Any],
 ) -> AbstractContextManager[None]:
-    """Call `replace(class, arguments, apply)` in place of Functions' own `apply` in this thread."""
+    """Call `replace(class, arguments, apply)` in place of Functions' own `apply` in this thread.
+
+    Not in transforms of torch.func, which make Functions of their own.
+    """
 
     @not_for_dynamo
     def apply(theirs: Callable[..., Any], cls: type, *args: Any, **kwargs: Any) -> Any:
         own = functools.partial(patches.FUNCTION_APPLY.theirs, cls)
+        if torch._C._are_functorch_transforms_active():
+            return own(*args, **kwargs)
+        args, kwargs = _bound(cls, args, kwargs)
         return own(*args, **kwargs) if kwargs else replace(cls, args, own)
 
     return patches.FUNCTION_APPLY.by(apply)
+
+
+def _bound(cls: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """Give the arguments of a Function in the order of its forward, with defaults.
+
+    Those of a Function with `setup_context` may be named. Before torch 2.14 they have been put in
+    order before they come here.
+    """
+    if not _COME_AS_GIVEN or cls.setup_context is torch.autograd.Function.setup_context:
+        return args, kwargs
+    bound = inspect.signature(cls.forward).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.args, bound.kwargs
+
+
+_COME_AS_GIVEN = is_within("2.14", "")
 
 
 def functions_as_they_are() -> AbstractContextManager[None]:

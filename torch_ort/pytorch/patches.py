@@ -15,9 +15,9 @@ from torch_ort.pytorch import versions
 from torch_ort.pytorch.patching import (
     Addition,
     Answer,
-    ClassMethod,
     Elsewhere,
     Function,
+    MethodOfC,
     Names,
     OperatorKernels,
     Patch,
@@ -128,10 +128,10 @@ SCRIPT_METHOD = Function(
     "TorchScript's interpreter knows no symbols for sizes: scripts are replayed call by call.",
 )
 SCRIPT_FUNCTION = Function("torch._C:ScriptFunction.__call__", "As above.")
-FUNCTION_APPLY = ClassMethod(
-    "torch.autograd.function:_SingleLevelFunction.apply",
+FUNCTION_APPLY = MethodOfC(
+    "torch._C:_FunctionBase.apply",
     "Calls of torch.autograd.Functions become nodes of a capture. All ways to `apply` come through "
-    "this class, names that a program has bound earlier included.",
+    "this method, names that a program has bound earlier included.",
 )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from torch_ort import _C
 from torch_ort.pytorch import versions
 from torch_ort.pytorch.private import FrameAction, FrameExecStrategy
 from torch_ort.pytorch.versions import is_within
@@ -283,18 +284,34 @@ class UnseenMethod(Function):
         return method_of_c(super()._asking(theirs))
 
 
-class ClassMethod(Function):
-    """A method of a class, of which subclasses have their own."""
+class MethodOfC(Function):
+    """A method that C implements: names that a program has bound to it earlier call ours, too."""
 
-    def _asking(self, theirs: Callable[..., Any]) -> Any:
-        owner, name = self.place
+    def _put(self, make: Callable[[Any], Any]) -> None:
+        self._theirs = _call_replaced
+        asking = make(self._theirs)
 
         @not_for_dynamo
-        def inherited(cls: type, *args: Any, **kwargs: Any) -> Any:
-            return getattr(super(owner, cls), name)(*args, **kwargs)
+        def ours(self: Any, args: tuple, kwargs: dict | None) -> Any:
+            return asking(self, *args, **(kwargs or {}))
 
-        self._theirs = inherited
-        return classmethod(super()._asking(inherited))
+        _C.replace_method(self._descriptor(), ours)
+
+    def _take_back(self) -> None:
+        _C.restore_method()
+
+    def is_in_place(self) -> bool:
+        """Tell whether it is replaced now."""
+        return _C.is_replaced(self._descriptor())
+
+    def _descriptor(self) -> Any:
+        owner, name = self.place
+        return vars(owner)[name]
+
+
+@not_for_dynamo
+def _call_replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return _C.call_replaced(self, args, kwargs)
 
 
 class Answer(Function):
