@@ -249,8 +249,13 @@ def writes_into_windows(graph: fx.Graph) -> bool:
 def replaces_memory(graph: fx.Graph) -> bool:
     """Tell whether a graph gives an input the memory of a value."""
     return any(
-        getattr(node.target, "overloadpacket", None) is torch.ops.aten.set_ for node in graph.nodes
+        isinstance(node.target, OpOverload) and schema(node.target).name in _REPLACING_MEMORY
+        for node in graph.nodes
     )
+
+
+# By what Dynamo assigns to the `data` of a tensor: until torch 2.14, and since.
+_REPLACING_MEMORY = ("aten::set_", "aten::shallow_copy_data_")
 
 
 def draws(node: fx.Node) -> bool:
