@@ -18,15 +18,10 @@ namespace {
 // held by whoever uses it.
 struct Replaced {
   PyMethodDef* row = nullptr;
-  PyCFunctionWithKeywords theirs = nullptr;
+  PyCFunction theirs = nullptr;
   PyObject* ours = nullptr;  // takes the object or class, a tuple, and a dict or None
 };
 Replaced replaced;
-
-PyObject* call_ours(PyObject* self, PyObject* args, PyObject* kwargs) {
-  const auto ours = py::reinterpret_borrow<py::object>(replaced.ours);  // while it runs
-  return PyObject_CallFunctionObjArgs(ours.ptr(), self, args, kwargs ? kwargs : Py_None, nullptr);
-}
 
 // C's tables name functions of all kinds by one type.
 template <typename To, typename From>
@@ -34,16 +29,31 @@ To cast(From function) {
   return reinterpret_cast<To>(reinterpret_cast<void (*)()>(function));
 }
 
+bool takes_keywords(const PyMethodDef& row) { return (row.ml_flags & METH_KEYWORDS) != 0; }
+
+PyObject* call_ours_by_keywords(PyObject* self, PyObject* args, PyObject* kwargs) {
+  const auto ours = py::reinterpret_borrow<py::object>(replaced.ours);  // while it runs
+  return PyObject_CallFunctionObjArgs(ours.ptr(), self, args, kwargs ? kwargs : Py_None, nullptr);
+}
+
+PyObject* call_ours(PyObject* self, PyObject* args) {
+  return call_ours_by_keywords(self, args, nullptr);
+}
+
+PyCFunction ours_for(const PyMethodDef& row) {
+  return takes_keywords(row) ? cast<PyCFunction>(call_ours_by_keywords) : call_ours;
+}
+
 PyMethodDef& row_of(const py::handle& descriptor) {
   const bool is_of_c = Py_IS_TYPE(descriptor.ptr(), &PyClassMethodDescr_Type) ||
                        Py_IS_TYPE(descriptor.ptr(), &PyMethodDescr_Type);
   if (is_of_c) {
     PyMethodDef& row = *reinterpret_cast<PyMethodDescrObject*>(descriptor.ptr())->d_method;
-    if ((row.ml_flags & ~METH_CLASS) == (METH_VARARGS | METH_KEYWORDS)) return row;
+    if ((row.ml_flags & ~(METH_CLASS | METH_KEYWORDS)) == METH_VARARGS) return row;
   }
   throw Unsupported(concat(std::string(py::str(descriptor)),
-                           ": cannot be replaced: it is no method of C's that takes a tuple and a "
-                           "dict of arguments"));
+                           ": cannot be replaced: it is no method of C's that takes a tuple of "
+                           "arguments"));
 }
 
 void replace_method(const py::handle& descriptor, py::object ours) {
@@ -51,21 +61,28 @@ void replace_method(const py::handle& descriptor, py::object ours) {
   ORT_CHECK(!replaced.ours && (!replaced.row || replaced.row == &row),
             "another method is replaced: ", row.ml_name);
   if (!replaced.row) {
-    replaced.theirs = cast<PyCFunctionWithKeywords>(row.ml_meth);
+    replaced.theirs = row.ml_meth;
     replaced.row = &row;
   }
   replaced.ours = ours.release().ptr();
-  row.ml_meth = cast<PyCFunction>(call_ours);
+  row.ml_meth = ours_for(row);
 }
 
 void restore_method() {
-  replaced.row->ml_meth = cast<PyCFunction>(replaced.theirs);
+  replaced.row->ml_meth = replaced.theirs;
   Py_CLEAR(replaced.ours);
 }
 
 py::object call_replaced(const py::handle& self, const py::tuple& args, const py::dict& kwargs) {
-  PyObject* result =
-      replaced.theirs(self.ptr(), args.ptr(), kwargs.empty() ? nullptr : kwargs.ptr());
+  PyObject* result = nullptr;
+  if (takes_keywords(*replaced.row)) {
+    result = cast<PyCFunctionWithKeywords>(replaced.theirs)(
+        self.ptr(), args.ptr(), kwargs.empty() ? nullptr : kwargs.ptr());
+  } else if (kwargs.empty()) {
+    result = replaced.theirs(self.ptr(), args.ptr());
+  } else {
+    throw py::type_error(concat(replaced.row->ml_name, "() takes no keyword arguments"));
+  }
   if (!result) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(result);
 }
@@ -83,7 +100,8 @@ void bind_method(py::module_& module) {
   module.def(
       "is_replaced",
       [](const py::handle& descriptor) {
-        return row_of(descriptor).ml_meth == cast<PyCFunction>(call_ours);
+        const PyMethodDef& row = row_of(descriptor);
+        return row.ml_meth == ours_for(row);
       },
       "descriptor"_a, "Tell whether a method of C's is replaced now.");
 }

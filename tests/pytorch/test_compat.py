@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -679,6 +681,35 @@ def test_functions_are_replaced_in_a_thread_and_put_back():
             bound()
     assert seen == [(Double, (x,)), (Double, ())]
     assert bound(x).tolist() == [2, 2]
+
+
+# In a process of its own, which replaces one method. `apply` is of this kind before torch 2.13.
+WITHOUT_KEYWORDS = """
+import pytest
+from torch_ort import _C
+
+method = vars(object)["__subclasshook__"]
+bound, calls = int.__subclasshook__, []
+assert bound(str) is NotImplemented
+_C.replace_method(method, lambda *given: calls.append(given) or _C.call_replaced(*given[:2], {}))
+assert _C.is_replaced(method)
+assert bound(str) is NotImplemented
+with pytest.raises(TypeError, match="__subclasshook__.* takes no keyword arguments"):
+    _C.call_replaced(int, (), {"a": 1})
+_C.restore_method()
+assert not _C.is_replaced(method)
+assert bound(str) is NotImplemented
+assert (int, (str,), None) in calls
+with pytest.raises(Exception, match="another method is replaced: format"):
+    _C.replace_method(vars(str)["format"], print)
+"""
+
+
+def test_a_method_of_c_that_takes_no_keywords():
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_KEYWORDS], capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
 
 
 def test_methods_of_c_that_take_other_arguments_are_not_replaced():
