@@ -193,6 +193,17 @@ CASES: list[tuple[Any, tuple, dict]] = [
         for target in (t(2, 3), t(3, 2).t().double())
         for reduction in (0, 1, 2)
     ),
+    *(
+        case(aten.native_group_norm, last(2, 4, 3, 5).bfloat16(), w, b, 2, 4, 15, 2, 1e-5)
+        for w, b in ((None, None), (t(4), None), (None, t(4)), (t(4).bfloat16(), t(4).bfloat16()))
+    ),
+    *(
+        case(
+            aten.native_group_norm_backward, *(last(2, 4, 3, 5).bfloat16() for _ in range(2)),
+            t(2, 2).bfloat16(), t(2, 2).bfloat16(), w, 2, 4, 15, 2, [True, *2 * [w is not None]],
+        )
+        for w in (None, t(4).bfloat16())
+    ),
     *(case(aten.stack, [last(2, 3, 4, 5), last(2, 3, 4, 5)], dim) for dim in range(5)),
     *(case(aten.glu, t(2, 4, 6), dim) for dim in (0, 1, -1)),
     *(case(aten.roll, last(2, 3, 4, 5), [2], [dim]) for dim in (0, 1, 3)),

@@ -58,6 +58,7 @@ def _layer_norm(
     return rows(x.sizes, x), statistics, statistics
 
 
+_SHORT = (torch.bfloat16, torch.float16)
 _FULL = (torch.float32, torch.float64)
 
 
@@ -148,14 +149,15 @@ def _group_norm(
 ) -> tuple[Spec, ...]:  # fmt: skip
     if not is_cpu(x) or not (is_contiguous(x) or is_channels_last(x)):
         raise NoRule
-    # Of short floats with parameters in float32 the kernel gives statistics in float32, which
-    # PyTorch's meta kernel does not tell.
-    is_mixed = x.dtype in (torch.bfloat16, torch.float16)
-    full = torch.float32 if is_mixed else x.dtype
-    given = [spec.dtype for spec in (weight, bias) if spec is not None] or [x.dtype]
-    if full not in _FULL or any(dtype != full for dtype in given):
+    # Statistics have the dtype of the parameters: of short floats, float32 or the same. PyTorch's
+    # meta kernel does not tell that, nor, since torch 2.14, that results lie as the images do.
+    dtypes = {spec.dtype for spec in (weight, bias) if spec is not None} or {x.dtype}
+    if x.dtype not in (*_FULL, *_SHORT) or len(dtypes) > 1:
         raise NoRule
-    statistics = rows([batch, groups], x._replace(dtype=full))
+    (dtype,) = dtypes
+    if dtype != x.dtype and not (x.dtype in _SHORT and dtype == torch.float32):
+        raise NoRule
+    statistics = rows([batch, groups], x._replace(dtype=dtype))
     return _normalized(x), statistics, statistics
 
 
@@ -165,7 +167,7 @@ def _group_norm_backward(
     channels: Size, rest: Size, groups: Size, mask: Sequence[bool],
 ) -> tuple[Spec | None, ...]:  # fmt: skip
     is_dense = is_contiguous(x) or is_channels_last(x)
-    if not is_cpu(x) or mean.dtype not in _FULL or not is_dense:
+    if not is_cpu(x) or mean.dtype not in (*_FULL, x.dtype) or not is_dense:
         raise NoRule
     per_channel = rows([channels], mean)
     return (
