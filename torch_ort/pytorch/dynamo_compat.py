@@ -278,7 +278,9 @@ def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:
     try:
         with patches.SIZES_OF_DATA.by(True):
             return convert(), first
-    except (TorchRuntimeError, GuardOnDataDependentSymNode):
+    except (TorchRuntimeError, GuardOnDataDependentSymNode, exc.Unsupported) as error:
+        if isinstance(error, exc.Unsupported) and _FAILED_NODE not in str(error):
+            raise
         first = len(graph_break_reasons)
     with (
         patches.SPECIALIZED_FLOATS.by(True),
@@ -286,6 +288,11 @@ def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:
         patches.INTEGERS_OF_MODULES.by(False),
     ):
         return convert(), first
+
+
+# Since torch 2.14, Dynamo takes what Python raises for a symbol's number for an error of the
+# program's, which it refuses to compile; these are its words for what the program has not raised.
+_FAILED_NODE = "Dynamo failed to run FX node with fake tensors"
 
 
 def _sees_switched_gradients() -> bool:
