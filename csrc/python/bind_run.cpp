@@ -1,6 +1,7 @@
 // Sessions, counters and memory.
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "build_info.h"
 #include "cpu/kernels.h"
 #include "ir/edit.h"
 #include "ir/onnx_proto.h"
@@ -315,6 +316,11 @@ void bind_run(py::module_& module) {
         return names;
       },
       "Instruction sets that this processor runs and that regions are built for, the widest last.");
+  module.def(
+      "proved_out_forms", &run::proved_out_forms, py::arg("device"),
+      py::arg("version") = TORCH_ORT_TORCH_VERSION,
+      "The `out=` overloads that are used on a device, each with the layouts of results that "
+      "are proved besides row-major memory.");
   module.attr("testing").attr("out_form") = py::cpp_function(&out_form);
   module.def("required_opset", [](const ir::Graph& graph) { return ops::required_opset(graph); });
   module.def("infer_types", [](ir::Graph& graph) { ops::infer_types(graph); });

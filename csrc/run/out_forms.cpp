@@ -38,10 +38,12 @@ std::vector<std::string> overloads_of(const std::string& op) {
   return names;
 }
 
-// For each overload, the words that say what has been proved of it.
-using Proofs = std::unordered_map<std::string, std::set<std::string>>;
+std::vector<std::string> words_of(const std::string& line) {
+  std::istringstream text(line);
+  return std::vector<std::string>(std::istream_iterator<std::string>(text), {});
+}
 
-std::set<std::string> words_of(const std::string& cell) {
+std::set<std::string> words_of_cell(const std::string& cell) {
   std::set<std::string> words;
   std::istringstream text(cell);
   for (std::string word; std::getline(text, word, ',');) words.insert(word);
@@ -49,52 +51,25 @@ std::set<std::string> words_of(const std::string& cell) {
 }
 
 // "2.13" of "2.13.0+cpu".
-std::string version_of_torch() {
-  const std::string version = TORCH_ORT_TORCH_VERSION;
+std::string minor_of(const std::string& version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-// The columns of the table that apply to a device. CUDA uses that of the CPU until a GPU has proved
-// one. A version of torch without a column uses what all columns of the CPU agree on.
-std::set<size_t> columns_for(const std::vector<std::string>& names, const std::string& device) {
+// The column of the table for a device and a version of torch. CUDA uses that of the CPU until a
+// GPU has proved one.
+std::optional<size_t> column_for(const std::vector<std::string>& names, const std::string& device,
+                                 const std::string& version) {
   for (const std::string& kind : {device, std::string("cpu")}) {
-    const auto own = std::find(names.begin(), names.end(), kind + "-" + version_of_torch());
-    if (own != names.end()) return {static_cast<size_t>(own - names.begin())};
+    const auto own = std::find(names.begin(), names.end(), kind + "-" + minor_of(version));
+    if (own != names.end()) return own - names.begin();
   }
-  std::set<size_t> columns;
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (names[i].starts_with("cpu-")) columns.insert(i);
-  }
-  return columns;
-}
-
-Proofs read_proofs(const std::string& device) {
-  const auto cells_of = [](const std::string& line) {
-    std::istringstream text(line);
-    return std::vector<std::string>(std::istream_iterator<std::string>(text), {});
-  };
-  std::istringstream table(kProvedOutForms);
-  std::string line;
-  std::getline(table >> std::ws, line);
-  const std::set<size_t> columns = columns_for(cells_of(line), device);
-  Proofs proofs;
-  while (std::getline(table, line)) {
-    const std::vector<std::string> cells = cells_of(line);
-    const auto is_proved = [&cells](size_t column) { return cells.at(column) != "-"; };
-    if (cells.empty() || !std::all_of(columns.begin(), columns.end(), is_proved)) continue;
-    std::set<std::string> shared = words_of(cells.at(*columns.begin()));
-    for (size_t column : columns) {
-      const std::set<std::string> words = words_of(cells.at(column));
-      std::erase_if(shared, [&words](const std::string& word) { return !words.contains(word); });
-    }
-    proofs.emplace(cells[0], std::move(shared));
-  }
-  return proofs;
+  return std::nullopt;
 }
 
 // What has been proved of an overload; nullptr if nothing has.
 const std::set<std::string>* proved(const c10::OperatorHandle& out, bool on_cpu) {
-  static const Proofs on_the_cpu = read_proofs("cpu"), on_cuda = read_proofs("cuda");
+  static const Proofs on_the_cpu = proved_out_forms("cpu", TORCH_ORT_TORCH_VERSION);
+  static const Proofs on_cuda = proved_out_forms("cuda", TORCH_ORT_TORCH_VERSION);
   const Proofs& proofs = on_cpu ? on_the_cpu : on_cuda;
   const auto found = proofs.find(toString(out.operator_name()));
   return found == proofs.end() ? nullptr : &found->second;
@@ -129,6 +104,20 @@ bool is_out_of(const FunctionSchema& functional, const FunctionSchema& out) {
 
 std::optional<c10::OperatorHandle> find_op(const std::string& op, const std::string& overload) {
   return c10::Dispatcher::singleton().findSchema({op, overload});
+}
+
+Proofs proved_out_forms(const std::string& device, const std::string& version) {
+  std::istringstream table(kProvedOutForms);
+  std::string line;
+  std::getline(table >> std::ws, line);
+  const std::optional<size_t> column = column_for(words_of(line), device, version);
+  Proofs proofs;
+  while (column && std::getline(table, line)) {
+    const std::vector<std::string> cells = words_of(line);
+    if (cells.empty() || cells.at(*column) == "-") continue;
+    proofs.emplace(cells[0], words_of_cell(cells.at(*column)));
+  }
+  return proofs;
 }
 
 std::optional<OutForm> find_out_form(const c10::OperatorHandle& functional, bool on_cpu) {

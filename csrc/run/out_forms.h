@@ -7,11 +7,20 @@
 
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
+#include <unordered_map>
 
 namespace torch_ort::run {
 
 std::optional<c10::OperatorHandle> find_op(const std::string& op, const std::string& overload);
+
+// For each `out=` overload, the words that say what has been proved of it.
+using Proofs = std::unordered_map<std::string, std::set<std::string>>;
+
+// What has been proved for a device and the minor version of torch in `version`; nothing at all for
+// a version that has no column.
+Proofs proved_out_forms(const std::string& device, const std::string& version);
 
 // An `out=` overload of a functional one, and the layouts of results for which it is proved to be
 // correct, besides row-major memory of their own (proved_out_forms.h).

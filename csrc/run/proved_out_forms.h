@@ -5,10 +5,11 @@
 // their results, leave parts of them unwritten, or give other numbers for strided inputs (losses,
 // batch norm). A proof compares with the functional overload: in planned memory between guard
 // bytes, for various dtypes, layouts of arguments and results, empty tensors and 0-d tensors. What
-// it found holds for one device and one version of torch. CUDA uses the column of the CPU until one
-// has been written on a GPU, and a version without a column uses what all columns of the CPU agree
-// on. Each run checks that address, sizes and strides of a result are unchanged after the call;
-// otherwise it raises InternalError with the operator's name, and eager PyTorch takes over.
+// it found holds for one device and one minor version of torch. CUDA uses the column of the CPU
+// until one has been written on a GPU. With a version without a column no `out=` overload is used
+// at all: what other versions agree on says nothing of it. Each run checks that address, sizes and
+// strides of a result are unchanged after the call; otherwise it raises InternalError with the
+// operator's name, and eager PyTorch takes over.
 #pragma once
 
 namespace torch_ort::run {

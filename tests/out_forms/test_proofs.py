@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.out_forms.layouts import column_major, row_major, sliced, transposed
 from tests.out_forms.overloads import Pair, pairs
 from tests.out_forms.proof import Call, PlannedMemory, Warnings, Wrong, truth_of
 from torch_ort import _C
+from torch_ort.engine import out_forms
 
 aten = torch.ops.aten
 MEAN, SUM = 1, 2
@@ -35,7 +37,7 @@ def listed_for(device: str) -> dict[str, str]:
     for column in (prove.column_of(device), prove.column_of("cpu")):
         if column in columns:
             return {name: row[column] for name, row in table.items() if row[column] != "-"}
-    pytest.skip("the list has no column for this torch")
+    return {}  # and the engine uses none
 
 
 def test_the_engine_uses_what_is_on_the_list() -> None:
@@ -52,6 +54,40 @@ def test_the_engine_uses_what_is_on_the_list() -> None:
 def test_cuda_starts_from_the_list_of_the_cpu() -> None:
     on_cuda = {p.name for p in pairs("cpu").values() if used_by_the_engine(p, on_cpu=False)}
     assert on_cuda <= listed_for("cuda").keys()
+
+
+@pytest.mark.parametrize("column", sorted({c for row in prove.read_table().values() for c in row}))
+def test_each_version_has_its_own_column(column: str) -> None:
+    device, _, version = column.partition("-")
+    listed = {name: words_of(row[column]) for name, row in prove.read_table().items()
+              if row[column] != "-"}  # fmt: skip
+    proved = _C.proved_out_forms(device, f"{version}.7+cpu")
+    assert {name: words - {"yes"} for name, words in proved.items()} == listed
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("version", ["1.99.0", "2.1.3", "3.13.0"])
+def test_a_version_without_a_column_uses_no_out_forms(device: str, version: str) -> None:
+    assert _C.proved_out_forms(device, version) == {}
+
+
+def test_a_version_without_a_column_is_told_of_once(monkeypatch, caplog) -> None:
+    caplog.set_level("INFO", "torch_ort.out_forms")
+    monkeypatch.setattr(
+        out_forms, "tell_of_unproved", cache(out_forms.tell_of_unproved.__wrapped__)
+    )
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="ort", dynamic=False)
+    compiled(torch.randn(3))
+    assert bool(caplog.messages) == (not listed_for("cpu"))
+    caplog.clear()
+    out_forms.tell_of_unproved.cache_clear()
+    monkeypatch.setattr(_C, "proved_out_forms", lambda device: {})
+    compiled(torch.randn(4))
+    compiled(torch.randn(5))
+    (said,) = caplog.messages
+    assert said.startswith(f"torch {torch.__version__}: no out= overload has been proved for this ")
+    assert "on cpu, so none is used" in said
+    assert "`python -m tests.out_forms.prove --write` proves them" in said
 
 
 WRONG: dict[str, tuple[torch._ops.OpOverload, Callable[[], tuple[Any, ...]]]] = {

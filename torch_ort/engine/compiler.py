@@ -12,7 +12,7 @@ import torch
 
 from torch_ort import _C
 from torch_ort.core.switches import OTHER_SWITCHES
-from torch_ort.engine import budget, cuda, onnx_files, tuning
+from torch_ort.engine import budget, cuda, onnx_files, out_forms, tuning
 from torch_ort.engine.program import Program
 from torch_ort.fallback import asked_for, stage
 from torch_ort.options import session_options
@@ -55,6 +55,7 @@ def compile_program(
         program.graph.size_hints = program.captured.size_hints  # files do not contain them
     prepared = program.graph.clone() if files is not None else None
     cuda.look_at_device(program)
+    out_forms.tell_of_unproved(program.device_type())
     key = _key(program, options)
     start = time.perf_counter()
     with stage("pass"):
