@@ -54,13 +54,33 @@ def shared_library(name: str, flags: Sequence[str] = (), links: Sequence[str] = 
     for file in files:
         key.update(file.name.encode() + file.read_bytes())
     folder = CACHE / f"{name}-{key.hexdigest()[:16]}"
-    library = folder / f"libemulated_{name}.so"
+    sources = [file for file in files if file.suffix == ".cpp"]
+    return _build_once(folder / f"libemulated_{name}.so", sources, flags, links)
+
+
+def library_of_text(name: str, text: str, flags: Sequence[str], links: Sequence[str]) -> Path:
+    """Build one source into a shared library of that file name, and give its path."""
+    torch = torch_version()["__version__"]
+    key = hashlib.sha256(repr((FLAGS, flags, links, torch, text)).encode()).hexdigest()[:16]
+    folder = CACHE / f"{name.removesuffix('.so')}-{key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    source = folder / f"{name}.cpp"
+    if not source.exists():
+        made = folder / f"{name}.{os.getpid()}"
+        made.write_text(text)
+        made.rename(source)
+    return _build_once(folder / name, [source], flags, links)
+
+
+def _build_once(
+    library: Path, sources: Sequence[Path], flags: Sequence[str], links: Sequence[str]
+) -> Path:
+    folder = library.parent
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if library.exists():
             return library
-        sources = [file for file in files if file.suffix == ".cpp"]
         objects = [folder / f"{file.stem}.o" for file in sources]
         with ThreadPoolExecutor(2) as threads:
             jobs = [
@@ -76,15 +96,22 @@ def shared_library(name: str, flags: Sequence[str] = (), links: Sequence[str] = 
     return library
 
 
+def torch_flags() -> tuple[str, ...]:
+    """Give the compiler's flags for torch's headers."""
+    include = torch_folder() / "include"
+    folders = include, include / "torch" / "csrc" / "api" / "include"
+    return tuple(word for folder in folders for word in ("-isystem", str(folder)))
+
+
+def torch_links() -> tuple[str, ...]:
+    """Give the linker's flags for what all builds of torch have."""
+    libraries = torch_folder() / "lib"
+    return f"-L{libraries}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{libraries}"
+
+
 def device_library() -> Path:
     """Build the test device against the torch that is installed."""
-    torch = torch_folder()
-    libraries = torch / "lib"
-    return shared_library(
-        "device",
-        flags=("-isystem", f"{torch / 'include'}"),
-        links=(f"-L{libraries}", "-ltorch_cpu", "-lc10", "-ldl", f"-Wl,-rpath,{libraries}"),
-    )
+    return shared_library("device", torch_flags(), (*torch_links(), "-ldl"))
 
 
 def driver_library() -> Path:

@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emulated import build, cuda_driver
+from emulated import build, cuda_driver, cuda_names
+
+COUNT_GPUS = """
+import ctypes
+try:
+    driver = ctypes.CDLL("libcuda.so.1")
+except OSError:
+    raise SystemExit(1)
+count = ctypes.c_int()
+failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+raise SystemExit(1 if failed or count.value == 0 else 0)
+"""
 
 _library: ctypes.CDLL | None = None
 
 
 def is_possible() -> bool:
-    """Tell whether the PyTorch that is installed has no accelerator of its own."""
+    """Tell whether this machine has no GPU for the PyTorch that is installed.
+
+    One that is built with CUDA lends the test device its name (cuda_names.py).
+    """
     version = build.torch_version()
-    return all(version.get(name) is None for name in ("cuda", "hip", "xpu"))
+    if any(version.get(name) is not None for name in ("hip", "xpu")):
+        return False
+    return version.get("cuda") is None or not has_gpu()
+
+
+def has_gpu() -> bool:
+    """Ask the driver of CUDA, in a process of its own, since one that has asked cannot fork."""
+    return subprocess.run([sys.executable, "-c", COUNT_GPUS], check=False).returncode == 0
 
 
 def is_active() -> bool:
@@ -36,6 +58,7 @@ def activate() -> None:
         return
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported before the test device was made")
+    cuda_names.load()
     # Its symbols stay its own, and so do those of libtorch, which it brings.
     _library = ctypes.CDLL(str(build.device_library()), ctypes.RTLD_LOCAL)
     _library.emulated_calls.restype = ctypes.c_char_p
