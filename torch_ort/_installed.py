@@ -15,18 +15,19 @@ _REBUILD = (
 def check_torch(built: str, found: str, built_abi: bool, found_abi: bool) -> None:
     """Compare the torch of the build with the installed one.
 
-    Must run before the extension is loaded: torch's C++ interface changes between releases, and a
-    mismatch shows as a missing symbol or a crash. What follows the release number, such as `+cpu`
-    and `+cu130`, may differ: these builds of a release have the same interface. `built_abi` and
-    `found_abi` say whether they use the C++11 ABI of libstdc++.
+    Must run before the extension is loaded: torch's C++ interface changes between minor versions,
+    and a mismatch shows as a missing symbol or a crash. What follows the minor version may differ:
+    the headers of 2.12.0 and 2.12.1, and those of 2.14.0 and 2.14.1, are equal but for the number,
+    and the builds of a release, such as `+cpu` and `+cu130`, have the same interface. `built_abi`
+    and `found_abi` say whether they use the C++11 ABI of libstdc++.
 
-    Raises ImportError with both versions if the releases or the ABIs differ.
+    Raises ImportError with both versions if the interfaces or the ABIs differ.
     """
-    release = _release(built)
-    if release != _release(found):
+    interface = _interface(built)
+    if interface != _interface(found):
         raise ImportError(
-            f"torch_ort was built for torch {release} but torch {found} is installed; {_REBUILD}, "
-            f"or install torch {release}"
+            f"torch_ort was built for torch {interface} but torch {found} is installed; {_REBUILD},"
+            f" or install torch {interface}"
         )
     if built_abi != found_abi:
         raise ImportError(
@@ -36,9 +37,14 @@ def check_torch(built: str, found: str, built_abi: bool, found_abi: bool) -> Non
         )
 
 
-def _release(version: str) -> str:
-    """Give a version without its local part: `2.13.0` for `2.13.0+cu130`."""
-    return version.partition("+")[0]
+def _interface(version: str) -> str:
+    """Give what builds of the same C++ interface share: `2.13` for `2.13.1+cu130`.
+
+    What comes before a release, `2.14.0a0`, is like nothing but itself.
+    """
+    release = version.partition("+")[0]
+    minor, _, last = release.rpartition(".")
+    return minor if last.isdigit() else release
 
 
 def warn_of_namesakes(version: str) -> None:
