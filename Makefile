@@ -4,6 +4,8 @@
 #   TORCH_SPEC      what pip installs where no torch is found (default torch==2.13.0). pip takes the
 #                   build that its package index offers; for a CPU-only build, point
 #                   PIP_EXTRA_INDEX_URL at PyTorch's index of CPU wheels, or install torch first.
+#                   test-torch wants an exact version: torch==2.12.1
+#   BASE_PYTHON     the Python that .venv is made by (default python3)
 #   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
 #   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS  passed on to train, test, bench and soak
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
@@ -13,6 +15,9 @@
 
 TORCH_SPEC ?= torch==2.13.0
 TORCH_OLDEST := 2.11
+# Other versions that the tests run beside: test-torch one of them, test-all one in turn.
+OTHER_TORCHES := 2.11.0 2.12.1 2.14.1
+BASE_PYTHON ?= python3
 TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 # Processes that run the tests side by side; 0 runs them in one.
@@ -22,6 +27,11 @@ SOAK_ARGS ?=
 # What trains through other packages, starts processes, runs documents or random programs, and what
 # users of ONNX Runtime Training know by name.
 REST_OF_TESTS := benchmarks docs ecosystem examples fuzz onnxruntime_training operators soak
+# About a tenth, by what they ask of PyTorch: private names, capture, `out=` forms, optimizers, small
+# models of Hugging Face's. test-torch runs these, the benchmarks' models, and the tests of CUDA.
+TENTH_OF_TESTS := pytorch capture run out_forms torch_ort/test_compiled_optimizers.py \
+  torch_ort/test_fused_adam.py torch_ort/test_lamb.py torch_ort/test_optim.py \
+  ortmodule/test_families.py torch_ort/test_transformers.py
 # Graphs, plans, regions, what runs them, and files that others have written.
 ASAN_TESTS ?= tests/ir tests/passes tests/plan tests/cpu tests/run tests/fuzz/test_files.py \
   tests/torch_ort/test_given_memory.py
@@ -51,8 +61,8 @@ BUILD_WITH_PIP = $(PYTHON) cmake/progress.py --log build/$(1).log \
   $(PYTHON) -m pip --disable-pip-version-check -v
 CONSTRAINT := $(ENV)/torch_ort-constraint.txt
 TOOLS := $(ENV)/.torch_ort-tools
-# The folder that pyproject.toml names, build/{cache_tag}. .venv is made by python3.
-CACHE_TAG := $(shell $(or $(wildcard $(PYTHON)),python3) \
+# The folder that pyproject.toml names, build/{cache_tag}.
+CACHE_TAG := $(shell $(or $(wildcard $(PYTHON)),$(BASE_PYTHON)) \
   -c 'import sys; print(sys.implementation.cache_tag)')
 BUILD_DIR := $(CURDIR)/build/$(CACHE_TAG)
 # One checkout may serve several environments, each with an editable install of its own.
@@ -66,12 +76,14 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
   libtorch_python.so libgomp.so.1
 
 .DELETE_ON_ERROR:
-.PHONY: help train test test-rest test-all build wheel wheel-test bench fuzz soak style format asan tsan compilers clean FORCE
+.PHONY: help train test test-rest test-all test-torch test-other trial build wheel wheel-test \
+  bench fuzz soak style format asan tsan compilers clean FORCE
 
 help:
 	@echo 'make train       train the example transformer through the engine; draws curve.png (TRAIN_ARGS="--epochs 1")'
 	@echo 'make test        run the tests (PYTEST_ARGS="-m slow" for the slow ones, "-m cuda" for those of CUDA)'
-	@echo 'make test-rest   run the tests that make test leaves out: other packages, processes, documents (test-all: both)'
+	@echo 'make test-rest   run the tests that make test leaves out: other packages, processes, documents (test-all: all tests)'
+	@echo 'make test-torch  a tenth of them beside another PyTorch, in build/torch-* (TORCH_SPEC=torch==2.12.1)'
 	@echo 'make build       build the extension, or what changed of it'
 	@echo 'make wheel       build dist/*.whl, which carries libprotobuf'
 	@echo 'make wheel-test  try that wheel in an empty virtual environment'
@@ -96,7 +108,34 @@ test: build $(ENV)/.torch_ort-test
 test-rest: build $(ENV)/.torch_ort-test
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) $(REST_OF_TESTS:%=tests/%)
 
-test-all: test test-rest
+test-all: test test-rest test-other
+
+# A copy of the checkout has an environment and a build of its own, of which this one sees nothing.
+# An active environment is not used there, nor is a torch of the system's Python.
+TORCH_VERSION = $(patsubst torch==%,%,$(TORCH_SPEC))
+TORCH_DIR = $(CURDIR)/build/torch-$(TORCH_VERSION)
+IN_COPY = $(MAKE) -C $(TORCH_DIR)/checkout VIRTUAL_ENV= TORCH_OLDEST=999 TORCH_SPEC=$(TORCH_SPEC)
+test-torch:
+	$(if $(filter torch==%,$(TORCH_SPEC)),,$(error TORCH_SPEC: got $(TORCH_SPEC), want torch==<version>))
+	$(BASE_PYTHON) tests/versions/checkout.py $(TORCH_DIR)/checkout
+	@rm -f $(TORCH_DIR)/record.json
+	$(IN_COPY) trial RECORD=$(TORCH_DIR)/record.json; status=$$?; \
+	if [ -e $(TORCH_DIR)/record.json ]; then \
+	  $(BASE_PYTHON) tests/versions/page.py $(TORCH_DIR)/record.json; \
+	fi; exit $$status
+
+trial: build $(ENV)/.torch_ort-test
+	$(PYTHON) tests/versions/trial.py --record $(RECORD) --workers $(PYTEST_WORKERS) \
+	  $(TENTH_OF_TESTS:%=tests/%)
+
+# The number of the commit chooses.
+TURN = $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
+OTHER_TORCH = $(word $(shell expr $(TURN) % $(words $(OTHER_TORCHES)) + 1),$(OTHER_TORCHES))
+test-other: build
+	@echo 'torch $(OTHER_TORCH) is the other version in turn, of $(OTHER_TORCHES)'
+	@if $(PIP) install --dry-run --ignore-installed --no-deps torch==$(OTHER_TORCH); \
+	then $(MAKE) test-torch TORCH_SPEC=torch==$(OTHER_TORCH); \
+	else echo 'torch $(OTHER_TORCH) cannot be installed here, and is left out'; fi
 
 bench: build $(ENV)/.torch_ort-bench
 	$(PYTHON) benchmarks/products.py
@@ -204,8 +243,8 @@ TORCH_FOUND = -c 'import torch; v = torch.__version__.split("."); \
   assert (int(v[0]), int(v[1])) >= tuple(map(int, "$(TORCH_OLDEST)".split(".")))' 2>/dev/null
 
 $(PYTHON): | build/.system
-	@if python3 $(TORCH_FOUND); then flags=--system-site-packages; else flags=; fi; \
-	echo "making $(ENV)"; python3 -m venv $$flags $(ENV)
+	@if $(BASE_PYTHON) $(TORCH_FOUND); then flags=--system-site-packages; else flags=; fi; \
+	echo "making $(ENV)"; $(BASE_PYTHON) -m venv $$flags $(ENV)
 
 # pip must never replace the torch that the extension is built against. The file changes only when
 # the installed torch does, and then everything below is made again. Two makes at once each write a
