@@ -4,10 +4,11 @@
 #   TORCH_SPEC      what pip installs where no torch is found (default torch==2.13.0). pip takes the
 #                   build that its package index offers; for a CPU-only build, point
 #                   PIP_EXTRA_INDEX_URL at PyTorch's index of CPU wheels, or install torch first.
-#                   test-torch wants an exact version: torch==2.12.1
+#                   test-torch and wheels want an exact version: torch==2.12.1
 #   BASE_PYTHON     the Python that .venv is made by (default python3)
 #   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
 #   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS  passed on to train, test, bench and soak
+#   WHEEL_TORCH     what else wheel-test tries the wheel beside: another build of the same PyTorch
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
 #   ASAN_TESTS, ASAN_CUDA_TESTS, TSAN_TESTS  what asan and tsan run
 #   COMPILERS       compilers that `compilers` tries: any names of g++ and clang++
@@ -76,7 +77,7 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
   libtorch_python.so libgomp.so.1
 
 .DELETE_ON_ERROR:
-.PHONY: help train test test-rest test-all test-torch test-other trial build wheel wheel-test \
+.PHONY: help train test test-rest test-all test-torch test-other trial build wheel wheels wheel-test \
   bench fuzz soak style format asan tsan compilers clean FORCE
 
 help:
@@ -85,7 +86,8 @@ help:
 	@echo 'make test-rest   run the tests that make test leaves out: other packages, processes, documents (test-all: all tests)'
 	@echo 'make test-torch  a tenth of them beside another PyTorch, in build/torch-* (TORCH_SPEC=torch==2.12.1)'
 	@echo 'make build       build the extension, or what changed of it'
-	@echo 'make wheel       build dist/*.whl, which carries libprotobuf'
+	@echo 'make wheel       build dist/torch-*/*.whl, which carries libprotobuf'
+	@echo 'make wheels      build one for each Python of this machine that the PyTorch of TORCH_SPEC has a build for'
 	@echo 'make wheel-test  try that wheel in an empty virtual environment'
 	@echo 'make bench       time products, optimizers, memory budgets, and training steps against other backends (BENCH_ARGS=--quick)'
 	@echo 'make fuzz        try new random files and programs; adds up in build/fuzz (FUZZ_ARGS="--seconds 60")'
@@ -173,12 +175,19 @@ format: $(ENV)/.torch_ort-dev
 	$(ENV)/bin/ruff format .
 	$(ENV)/bin/clang-format -i $$(find csrc tests/emulated -name '*.h' -o -name '*.cpp')
 
-# In the folder of the editable build, whose object files it takes.
+# In the folder of the editable build, whose object files it takes. A wheel fits one minor version of
+# Python, which its name has, and one of torch, which its folder has.
+MINOR_OF_TORCH = $$($(PYTHON) -c 'import torch; print(".".join(torch.__version__.split(".")[:2]))')
 wheel: $(TOOLS) $(ENV)/.torch_ort-dev
 	@echo 'building the wheel (some minutes where nothing has been built)'
-	@rm -rf build/wheels dist
+	@rm -rf build/wheels
 	@$(LOCK) $(call BUILD_WITH_PIP,wheel) wheel --no-build-isolation --no-deps -w build/wheels .
-	$(ENV)/bin/auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) -w dist build/wheels/*.whl
+	$(ENV)/bin/auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) \
+	  -w dist/torch-$(MINOR_OF_TORCH) build/wheels/*.whl
+
+wheels:
+	$(if $(filter torch==%,$(TORCH_SPEC)),,$(error TORCH_SPEC: got $(TORCH_SPEC), want torch==<version>))
+	$(BASE_PYTHON) cmake/wheels.py --torch $(TORCH_VERSION) --make $(MAKE)
 
 wheel-test: wheel $(ENV)/.torch_ort-test
 	$(PYTHON) -m pytest tests/torch_ort/test_wheel.py -m slow

@@ -75,7 +75,7 @@ def test_a_trial_that_does_not_end_changes_no_page(checkout: Path) -> None:
     assert [call for call in calls if "page.py" in call] == []
 
 
-@pytest.mark.parametrize("target", ["test-torch"])
+@pytest.mark.parametrize("target", ["test-torch", "wheels"])
 @pytest.mark.parametrize("spec", ["torch>=2.12", "torch", "2.12.0"])
 def test_a_version_that_is_not_exact_is_refused(checkout: Path, target: str, spec: str) -> None:
     got, said, calls = run(checkout, target, f"TORCH_SPEC={spec}")

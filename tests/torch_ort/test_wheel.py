@@ -1,6 +1,8 @@
-"""The wheel that `make wheel` leaves in dist/, in a virtual environment with nothing else in it."""
+"""The wheel that `make wheel` leaves in dist, in an environment with nothing else in it."""
 
+import os
 import subprocess
+import sys
 import venv
 import zipfile
 from pathlib import Path
@@ -9,11 +11,13 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-WHEELS = sorted((ROOT / "dist").glob("torch_ort_engine-*.whl"))
+MINOR = ".".join(torch.__version__.split(".")[:2])
+TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
+WHEELS = sorted((ROOT / "dist" / f"torch-{MINOR}").glob(f"torch_ort_engine-*-{TAG}-*.whl"))
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not WHEELS, reason="no wheel in dist/: run `make wheel`"),
+    pytest.mark.skipif(not WHEELS, reason="no such wheel in dist/: run `make wheel`"),
 ]
 
 TRAIN = """
@@ -42,16 +46,18 @@ print(*sorted({line.split()[-1] for line in maps.splitlines() if "libprotobuf" i
 """
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
+# Another build of the same version of torch that the wheel is tried beside: torch===2.13.0 is that
+# of the package index, where pip would take 2.13.0+cpu for torch==2.13.0.
+OTHER = os.environ.get("WHEEL_TORCH")
+
+
+@pytest.fixture(scope="module", params=[f"torch=={torch.__version__}", *([OTHER] if OTHER else [])])
+def python(request, tmp_path_factory):
     """Install the wheel and torch, and nothing else, in a new environment; give its Python."""
     env = tmp_path_factory.mktemp("wheel") / "env"
     venv.create(env, with_pip=True)
     python = env / "bin" / "python"
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", f"torch=={torch.__version__}", WHEELS[-1]],
-        check=True,
-    )
+    subprocess.run([python, "-m", "pip", "install", "-q", request.param, WHEELS[-1]], check=True)
     return python
 
 
