@@ -3,339 +3,340 @@
 namespace torch_ort::run {
 
 const char* const kProvedOutForms = R"(
-overload                                             cpu-2.11            cpu-2.12            cpu-2.13
-aten::_chunk_cat.out                                 strides             strides             strides
-aten::_fft_c2c.out                                   strides             strides             strides
-aten::_fft_c2r.out                                   strides             strides             strides
-aten::_fft_r2c.out                                   strides             strides             strides
-aten::_linalg_det.result                             strides             strides             -
-aten::_linalg_eigh.eigenvalues                       strides             strides             -
-aten::_linalg_slogdet.sign                           strides             strides             strides
-aten::_linalg_solve_ex.result                        strides             strides             -
-aten::_linalg_svd.U                                  strides             strides             strides
-aten::_log_softmax.out                               rows                rows                rows
-aten::_log_softmax_backward_data.out                 rows                rows                rows
-aten::_softmax.out                                   rows                rows                rows
-aten::_softmax_backward_data.out                     rows                rows                rows
-aten::_upsample_bilinear2d_aa.out                    yes                 yes                 -
-aten::_upsample_bilinear2d_aa_backward.grad_input    strides             strides             strides
-aten::_upsample_nearest_exact1d.out                  strides             strides             strides
-aten::_upsample_nearest_exact1d_backward.grad_input  strides             strides             strides
-aten::abs.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::acos.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::acosh.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::adaptive_max_pool2d.out                        strides             strides             strides
-aten::adaptive_max_pool2d_backward.grad_input        strides             strides             strides
-aten::adaptive_max_pool3d.out                        yes                 yes                 yes
-aten::adaptive_max_pool3d_backward.grad_input        yes                 -                   yes
-aten::add.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::addbmm.out                                     yes                 yes                 yes
-aten::addcdiv.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::addcmul.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::addmm.out                                      strides             strides             strides
-aten::addmv.out                                      yes                 yes                 yes
-aten::addr.out                                       strides             strides             strides
-aten::all.all_out                                    yes                 yes                 yes
-aten::all.dims_out                                   yes                 yes                 -
-aten::all.out                                        yes                 yes                 -
-aten::amax.out                                       yes                 yes                 strides
-aten::amin.out                                       yes                 yes                 yes
-aten::aminmax.out                                    strides             strides             strides
-aten::angle.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::any.all_out                                    yes                 yes                 yes
-aten::any.dims_out                                   yes                 yes                 yes
-aten::any.out                                        yes                 yes                 yes
-aten::argmax.out                                     yes                 yes                 yes
-aten::argmin.out                                     yes                 yes                 yes
-aten::asin.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::asinh.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::atan.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::atan2.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::atanh.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::avg_pool2d.out                                 strides             strides             strides
-aten::avg_pool2d_backward.grad_input                 strides             strides             strides
-aten::avg_pool3d.out                                 yes                 yes                 yes
-aten::avg_pool3d_backward.grad_input                 yes                 yes                 yes
-aten::baddbmm.out                                    strides             strides             strides
-aten::bernoulli.out                                  strides             strides             strides
-aten::binary_cross_entropy_backward.grad_input       strides             strides             strides
-aten::bitwise_and.Tensor_out                         over,parts,strides  over,parts,strides  over,parts,strides
-aten::bitwise_left_shift.Tensor_out                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::bitwise_not.out                                over,parts,strides  over,parts,strides  over,parts,strides
-aten::bitwise_or.Tensor_out                          over,parts,strides  over,parts,strides  over,parts,strides
-aten::bitwise_right_shift.Tensor_out                 over,parts,strides  over,parts,strides  over,parts,strides
-aten::bitwise_xor.Tensor_out                         over,parts,strides  over,parts,strides  over,parts,strides
-aten::bmm.out                                        strides             strides             strides
-aten::bucketize.Tensor_out                           yes                 yes                 yes
-aten::cat.out                                        strides             strides             strides
-aten::ceil.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::cholesky.out                                   strides             strides             strides
-aten::cholesky_solve.out                             strides             strides             strides
-aten::clamp.Tensor_out                               over,parts,strides  over,parts,strides  over,parts,strides
-aten::clamp.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::clamp_max.Tensor_out                           over,parts,strides  over,parts,strides  over,parts,strides
-aten::clamp_min.Tensor_out                           over,parts,strides  over,parts,strides  over,parts,strides
-aten::clamp_min.out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::col2im.out                                     strides             strides             strides
-aten::complex.out                                    strides             strides             strides
-aten::copysign.out                                   over,parts,strides  over,parts,strides  over,parts,strides
-aten::cos.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::cosh.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::cummax.out                                     strides             strides             strides
-aten::cummin.out                                     strides             strides             strides
-aten::cumprod.out                                    strides             strides             strides
-aten::cumsum.out                                     strides             strides             strides
-aten::deg2rad.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::digamma.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::div.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::div.out_mode                                   over,parts,strides  over,parts,strides  over,parts,strides
-aten::dot.out                                        yes                 yes                 yes
-aten::elu.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::elu_backward.grad_input                        strides             strides             strides
-aten::eq.Scalar_out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::eq.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::erf.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::erfc.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::erfinv.out                                     over,parts,strides  over,parts,strides  over,parts,strides
-aten::exp.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::exp2.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::expm1.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::floor.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::floor_divide.out                               strides             strides             strides
-aten::fmax.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::fmin.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::fmod.Tensor_out                                over,parts,strides  over,parts,strides  over,parts,strides
-aten::frac.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::fractional_max_pool2d.output                   yes                 yes                 yes
-aten::fractional_max_pool2d_backward.grad_input      yes                 yes                 yes
-aten::fractional_max_pool3d.output                   yes                 yes                 yes
-aten::fractional_max_pool3d_backward.grad_input      yes                 yes                 yes
-aten::frexp.Tensor_out                               parts,strides       parts,strides       parts,strides
-aten::gather.out                                     strides             strides             strides
-aten::gcd.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::ge.Scalar_out                                  parts,strides       parts,strides       parts,strides
-aten::ge.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::gelu.out                                       over                over                over
-aten::gelu_backward.grad_input                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::glu.out                                        strides             strides             strides
-aten::glu_backward.grad_input                        strides             strides             strides
-aten::gt.Scalar_out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::gt.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::hardshrink.out                                 over,parts,strides  over,parts,strides  over,parts,strides
-aten::hardshrink_backward.grad_input                 strides             strides             strides
-aten::hardsigmoid.out                                over,parts,strides  over,parts,strides  over,parts,strides
-aten::hardsigmoid_backward.grad_input                strides             strides             strides
-aten::hardswish.out                                  strides             strides             strides
-aten::hardtanh.out                                   over,parts,strides  over,parts,strides  over,parts,strides
-aten::hardtanh_backward.grad_input                   strides             strides             strides
-aten::hash_tensor.out                                yes                 yes                 -
-aten::heaviside.out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::histc.out                                      yes                 yes                 yes
-aten::histogram.bin_ct_out                           yes                 yes                 yes
-aten::histogram.bins_tensor_out                      yes                 yes                 yes
-aten::huber_loss_backward.out                        strides             strides             strides
-aten::hypot.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::i0.out                                         over,parts          over,parts          over,parts
-aten::igamma.out                                     over,parts,strides  over,parts,strides  over,parts,strides
-aten::igammac.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::im2col.out                                     strides             strides             strides
-aten::index.Tensor_out                               strides             strides             strides
-aten::index_add.out                                  strides             strides             strides
-aten::index_copy.out                                 strides             strides             strides
-aten::index_reduce.out                               yes                 yes                 yes
-aten::index_select.out                               strides             strides             strides
-aten::isin.Tensor_Tensor_out                         yes                 yes                 yes
-aten::isneginf.out                                   over,parts,strides  over,parts,strides  over,parts,strides
-aten::isposinf.out                                   over,parts,strides  over,parts,strides  over,parts,strides
-aten::kthvalue.values                                strides             strides             strides
-aten::lcm.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::ldexp.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::le.Scalar_out                                  parts,strides       parts,strides       parts,strides
-aten::le.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::leaky_relu.out                                 strides             over,parts,strides  over,parts,strides
-aten::leaky_relu_backward.grad_input                 strides             strides             strides
-aten::lerp.Scalar_out                                over,parts,strides  over,parts,strides  over,parts,strides
-aten::lerp.Tensor_out                                over,parts,strides  over,parts,strides  over,parts,strides
-aten::lgamma.out                                     over,parts,strides  over,parts,strides  over,parts,strides
-aten::linalg_cholesky_ex.L                           strides             strides             -
-aten::linalg_cross.out                               strides             strides             strides
-aten::linalg_householder_product.out                 strides             strides             -
-aten::linalg_inv_ex.inverse                          strides             strides             -
-aten::linalg_ldl_factor_ex.out                       strides             strides             -
-aten::linalg_lstsq.out                               strides             strides             -
-aten::linalg_lu.out                                  strides             strides             -
-aten::linalg_lu_factor_ex.out                        strides             strides             strides
-aten::linalg_pinv.atol_rtol_tensor_out               strides             strides             strides
-aten::linalg_qr.out                                  strides             strides             strides
-aten::linalg_solve_triangular.out                    strides             strides             strides
-aten::linalg_vector_norm.out                         strides             strides             strides
-aten::log.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::log10.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::log1p.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::log2.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::log_sigmoid_backward.grad_input                strides             strides             strides
-aten::log_sigmoid_forward.output                     yes                 yes                 yes
-aten::logaddexp.out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::logaddexp2.out                                 over,parts,strides  over,parts,strides  over,parts,strides
-aten::logcumsumexp.out                               strides             strides             strides
-aten::logical_and.out                                over,parts,strides  over,parts,strides  over,parts,strides
-aten::logical_not.out                                over,parts,strides  over,parts,strides  over,parts,strides
-aten::logical_or.out                                 over,parts,strides  over,parts,strides  over,parts,strides
-aten::logical_xor.out                                over,parts,strides  over,parts,strides  over,parts,strides
-aten::logit.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::logit_backward.grad_input                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::lt.Scalar_out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::lt.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::masked_select.out                              yes                 yes                 yes
-aten::max.dim_max                                    strides             strides             strides
-aten::max.unary_out                                  yes                 yes                 yes
-aten::max_pool2d_with_indices.out                    strides             strides             strides
-aten::max_pool2d_with_indices_backward.grad_input    strides             strides             strides
-aten::max_unpool3d.out                               yes                 yes                 yes
-aten::maximum.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::mean.dtype_out                                 yes                 yes                 yes
-aten::mean.out                                       yes                 yes                 strides
-aten::median.dim_values                              yes                 yes                 -
-aten::min.dim_min                                    strides             strides             strides
-aten::min.unary_out                                  yes                 yes                 yes
-aten::minimum.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::mish.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::mm.out                                         strides             strides             strides
-aten::mode.values                                    strides             strides             strides
-aten::mse_loss_backward.grad_input                   strides             strides             strides
-aten::mul.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::multi_margin_loss.out                          yes                 yes                 yes
-aten::multi_margin_loss_backward.grad_input          yes                 yes                 yes
-aten::multilabel_margin_loss_backward.grad_input     yes                 yes                 yes
-aten::multinomial.out                                strides             strides             strides
-aten::mv.out                                         yes                 yes                 yes
-aten::mvlgamma.out                                   over,parts,strides  over,parts,strides  over,parts,strides
-aten::nan_to_num.out                                 over,parts,strides  over,parts,strides  over,parts,strides
-aten::nanmedian.dim_values                           -                   yes                 -
-aten::nansum.out                                     yes                 yes                 -
-aten::narrow_copy.out                                yes                 yes                 yes
-aten::ne.Scalar_out                                  parts,strides       parts,strides       parts,strides
-aten::ne.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::neg.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::nextafter.out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::nll_loss2d_backward.grad_input                 yes                 yes                 yes
-aten::nll_loss2d_forward.output                      yes                 yes                 strides
-aten::nll_loss_backward.grad_input                   strides             strides             strides
-aten::nll_loss_forward.output                        yes                 yes                 yes
-aten::nonzero.out                                    strides             strides             strides
-aten::nonzero_static.out                             strides             strides             strides
-aten::norm.out                                       yes                 yes                 yes
-aten::normal.Tensor_Tensor_out                       yes                 yes                 yes
-aten::normal.Tensor_float_out                        yes                 yes                 yes
-aten::ormqr.out                                      strides             strides             strides
-aten::polar.out                                      strides             strides             strides
-aten::polygamma.out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::pow.Scalar_out                                 over,parts,strides  over,parts,strides  over,parts,strides
-aten::pow.Tensor_Scalar_out                          over,parts,strides  over,parts,strides  over,parts,strides
-aten::pow.Tensor_Tensor_out                          over,parts,strides  over,parts,strides  over,parts,strides
-aten::prod.int_out                                   strides             strides             yes
-aten::rad2deg.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::reciprocal.out                                 over,parts,strides  over,parts,strides  over,parts,strides
-aten::reflection_pad1d.out                           strides             strides             strides
-aten::reflection_pad1d_backward.grad_input           strides             strides             strides
-aten::remainder.Scalar_out                           over,parts,strides  over,parts,strides  over,parts,strides
-aten::remainder.Tensor_out                           over,parts,strides  over,parts,strides  over,parts,strides
-aten::renorm.out                                     strides             strides             strides
-aten::replication_pad1d.out                          strides             strides             strides
-aten::replication_pad1d_backward.grad_input          strides             strides             strides
-aten::round.decimals_out                             over,parts,strides  over,parts,strides  over,parts,strides
-aten::round.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::rrelu_with_noise.out                           strides             -                   -
-aten::rsqrt.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::scatter.reduce_out                             strides             strides             strides
-aten::scatter.src_out                                strides             strides             strides
-aten::scatter.value_out                              strides             strides             strides
-aten::scatter_add.out                                strides             strides             strides
-aten::scatter_reduce.two_out                         strides             strides             -
-aten::searchsorted.Tensor_out                        yes                 yes                 yes
-aten::sgn.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::sigmoid.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::sigmoid_backward.grad_input                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::sign.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::signbit.out                                    over,parts,strides  over,parts,strides  over,parts,strides
-aten::silu.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::silu_backward.grad_input                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::sin.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::sinc.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::sinh.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::smooth_l1_loss_backward.grad_input             strides             strides             strides
-aten::soft_margin_loss_backward.grad_input           yes                 yes                 yes
-aten::softplus.out                                   over,parts,strides  over,parts,strides  over,parts,strides
-aten::softplus_backward.grad_input                   strides             strides             strides
-aten::softshrink.out                                 over,parts,strides  over,parts,strides  over,parts,strides
-aten::softshrink_backward.grad_input                 strides             strides             strides
-aten::sort.values                                    strides             strides             strides
-aten::sort.values_stable                             strides             strides             strides
-aten::special_airy_ai.out                            over,parts,strides  over,parts,strides  -
-aten::special_bessel_j0.out                          over,parts,strides  over,parts,strides  -
-aten::special_bessel_j1.out                          over,parts,strides  over,parts,strides  -
-aten::special_bessel_y0.out                          over,parts,strides  over,parts,strides  -
-aten::special_bessel_y1.out                          over,parts,strides  over,parts,strides  -
-aten::special_chebyshev_polynomial_t.out             over,parts,strides  over,parts,strides  -
-aten::special_chebyshev_polynomial_u.out             over,parts,strides  over,parts,strides  -
-aten::special_chebyshev_polynomial_v.out             over,parts,strides  over,parts,strides  -
-aten::special_chebyshev_polynomial_w.out             over,parts,strides  over,parts,strides  -
-aten::special_entr.out                               over,parts          over,parts          -
-aten::special_erfcx.out                              over,parts,strides  over,parts,strides  -
-aten::special_hermite_polynomial_h.out               over,parts,strides  over,parts,strides  -
-aten::special_hermite_polynomial_he.out              over,parts,strides  over,parts,strides  -
-aten::special_i0e.out                                over,parts          over,parts          -
-aten::special_i1.out                                 over,parts          over,parts          over,parts
-aten::special_i1e.out                                over,parts          over,parts          -
-aten::special_laguerre_polynomial_l.out              over,parts,strides  over,parts,strides  -
-aten::special_legendre_polynomial_p.out              over,parts,strides  over,parts,strides  -
-aten::special_log_ndtr.out                           over,parts,strides  over,parts,strides  -
-aten::special_modified_bessel_i0.out                 over,parts,strides  over,parts,strides  -
-aten::special_modified_bessel_i1.out                 over,parts,strides  over,parts,strides  -
-aten::special_modified_bessel_k0.out                 over,parts,strides  over,parts,strides  -
-aten::special_modified_bessel_k1.out                 over,parts,strides  over,parts,strides  -
-aten::special_ndtri.out                              over,parts,strides  over,parts,strides  -
-aten::special_scaled_modified_bessel_k0.out          over,parts,strides  over,parts,strides  -
-aten::special_scaled_modified_bessel_k1.out          over,parts,strides  over,parts,strides  -
-aten::special_shifted_chebyshev_polynomial_t.out     over,parts,strides  over,parts,strides  -
-aten::special_shifted_chebyshev_polynomial_u.out     over,parts,strides  over,parts,strides  -
-aten::special_shifted_chebyshev_polynomial_v.out     over,parts,strides  over,parts,strides  -
-aten::special_shifted_chebyshev_polynomial_w.out     over,parts,strides  over,parts,strides  -
-aten::special_spherical_bessel_j0.out                over,parts,strides  over,parts,strides  -
-aten::special_xlog1py.out                            over,parts,strides  over,parts,strides  -
-aten::special_zeta.out                               over,parts,strides  over,parts,strides  -
-aten::sqrt.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::stack.out                                      strides             strides             strides
-aten::std.correction_out                             strides             strides             strides
-aten::sub.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::sum.IntList_out                                strides             strides             strides
-aten::take.out                                       yes                 yes                 yes
-aten::tan.out                                        over,parts,strides  over,parts,strides  over,parts,strides
-aten::tanh.out                                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::tanh_backward.grad_input                       over,parts,strides  over,parts,strides  over,parts,strides
-aten::threshold.out                                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::threshold_backward.grad_input                  over,parts,strides  over,parts,strides  over,parts,strides
-aten::topk.values                                    strides             strides             strides
-aten::triangular_solve.X                             strides             strides             strides
-aten::tril.out                                       strides             strides             strides
-aten::triu.out                                       strides             strides             strides
-aten::trunc.out                                      over,parts,strides  over,parts,strides  over,parts,strides
-aten::upsample_bicubic2d.out                         yes                 yes                 yes
-aten::upsample_bicubic2d_backward.grad_input         yes                 yes                 yes
-aten::upsample_bilinear2d.out                        yes                 yes                 yes
-aten::upsample_bilinear2d_backward.grad_input        strides             strides             strides
-aten::upsample_linear1d.out                          strides             strides             strides
-aten::upsample_linear1d_backward.grad_input          strides             strides             strides
-aten::upsample_nearest1d.out                         strides             strides             strides
-aten::upsample_nearest1d_backward.grad_input         strides             strides             strides
-aten::upsample_nearest2d.out                         strides             strides             strides
-aten::upsample_nearest2d_backward.grad_input         strides             strides             strides
-aten::upsample_trilinear3d.out                       strides             strides             strides
-aten::upsample_trilinear3d_backward.grad_input       strides             strides             strides
-aten::var.correction_out                             strides             strides             yes
-aten::vdot.out                                       yes                 yes                 yes
-aten::where.self_out                                 over,parts,strides  over,parts,strides  over,parts,strides
-aten::xlogy.OutTensor                                over,parts,strides  over,parts,strides  over,parts,strides
+overload                                             cpu-2.11            cpu-2.12            cpu-2.13            cpu-2.14
+aten::_chunk_cat.out                                 strides             strides             strides             strides
+aten::_fft_c2c.out                                   strides             strides             strides             strides
+aten::_fft_c2r.out                                   strides             strides             strides             strides
+aten::_fft_r2c.out                                   strides             strides             strides             strides
+aten::_linalg_det.result                             strides             strides             -                   strides
+aten::_linalg_eigh.eigenvalues                       strides             strides             -                   strides
+aten::_linalg_slogdet.sign                           strides             strides             strides             strides
+aten::_linalg_solve_ex.result                        strides             strides             -                   strides
+aten::_linalg_svd.U                                  strides             strides             strides             strides
+aten::_log_softmax.out                               rows                rows                rows                rows
+aten::_log_softmax_backward_data.out                 rows                rows                rows                rows
+aten::_softmax.out                                   rows                rows                rows                rows
+aten::_softmax_backward_data.out                     rows                rows                rows                rows
+aten::_upsample_bilinear2d_aa.out                    yes                 yes                 -                   yes
+aten::_upsample_bilinear2d_aa_backward.grad_input    strides             strides             strides             strides
+aten::_upsample_nearest_exact1d.out                  strides             strides             strides             strides
+aten::_upsample_nearest_exact1d_backward.grad_input  strides             strides             strides             strides
+aten::abs.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::acos.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::acosh.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::adaptive_max_pool2d.out                        strides             strides             strides             strides
+aten::adaptive_max_pool2d_backward.grad_input        strides             strides             strides             strides
+aten::adaptive_max_pool3d.out                        yes                 yes                 yes                 yes
+aten::adaptive_max_pool3d_backward.grad_input        yes                 -                   yes                 yes
+aten::add.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::addbmm.out                                     yes                 yes                 yes                 yes
+aten::addcdiv.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::addcmul.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::addmm.out                                      strides             strides             strides             strides
+aten::addmv.out                                      yes                 yes                 yes                 yes
+aten::addr.out                                       strides             strides             strides             strides
+aten::all.all_out                                    yes                 yes                 yes                 yes
+aten::all.dims_out                                   yes                 yes                 -                   yes
+aten::all.out                                        yes                 yes                 -                   yes
+aten::amax.out                                       yes                 yes                 strides             strides
+aten::amin.out                                       yes                 yes                 yes                 yes
+aten::aminmax.out                                    strides             strides             strides             strides
+aten::angle.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::any.all_out                                    yes                 yes                 yes                 yes
+aten::any.dims_out                                   yes                 yes                 yes                 yes
+aten::any.out                                        yes                 yes                 yes                 yes
+aten::argmax.out                                     yes                 yes                 yes                 yes
+aten::argmin.out                                     yes                 yes                 yes                 yes
+aten::asin.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::asinh.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::atan.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::atan2.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::atanh.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::avg_pool2d.out                                 strides             strides             strides             strides
+aten::avg_pool2d_backward.grad_input                 strides             strides             strides             strides
+aten::avg_pool3d.out                                 yes                 yes                 yes                 yes
+aten::avg_pool3d_backward.grad_input                 yes                 yes                 yes                 yes
+aten::baddbmm.out                                    strides             strides             strides             strides
+aten::bernoulli.out                                  strides             strides             strides             strides
+aten::binary_cross_entropy_backward.grad_input       strides             strides             strides             strides
+aten::bitwise_and.Tensor_out                         over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::bitwise_left_shift.Tensor_out                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::bitwise_not.out                                over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::bitwise_or.Tensor_out                          over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::bitwise_right_shift.Tensor_out                 over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::bitwise_xor.Tensor_out                         over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::bmm.out                                        strides             strides             strides             strides
+aten::bucketize.Tensor_out                           yes                 yes                 yes                 yes
+aten::cat.out                                        strides             strides             strides             strides
+aten::ceil.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::cholesky.out                                   strides             strides             strides             -
+aten::cholesky_solve.out                             strides             strides             strides             strides
+aten::clamp.Tensor_out                               over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::clamp.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::clamp_max.Tensor_out                           over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::clamp_min.Tensor_out                           over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::clamp_min.out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::col2im.out                                     strides             strides             strides             strides
+aten::complex.out                                    strides             strides             strides             strides
+aten::copysign.out                                   over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::cos.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::cosh.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::cummax.out                                     strides             strides             strides             strides
+aten::cummin.out                                     strides             strides             strides             strides
+aten::cumprod.out                                    strides             strides             strides             strides
+aten::cumsum.out                                     strides             strides             strides             strides
+aten::deg2rad.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::digamma.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::div.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::div.out_mode                                   over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::dot.out                                        yes                 yes                 yes                 yes
+aten::elu.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::elu_backward.grad_input                        strides             strides             strides             strides
+aten::eq.Scalar_out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::eq.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::erf.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::erfc.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::erfinv.out                                     over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::exp.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::exp2.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::expm1.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::floor.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::floor_divide.out                               strides             strides             strides             strides
+aten::fmax.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::fmin.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::fmod.Tensor_out                                over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::frac.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::fractional_max_pool2d.output                   yes                 yes                 yes                 yes
+aten::fractional_max_pool2d_backward.grad_input      yes                 yes                 yes                 yes
+aten::fractional_max_pool3d.output                   yes                 yes                 yes                 yes
+aten::fractional_max_pool3d_backward.grad_input      yes                 yes                 yes                 yes
+aten::frexp.Tensor_out                               parts,strides       parts,strides       parts,strides       parts,strides
+aten::gather.out                                     strides             strides             strides             strides
+aten::gcd.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::ge.Scalar_out                                  parts,strides       parts,strides       parts,strides       parts,strides
+aten::ge.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::gelu.out                                       over                over                over                over
+aten::gelu_backward.grad_input                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::glu.out                                        strides             strides             strides             strides
+aten::glu_backward.grad_input                        strides             strides             strides             strides
+aten::gt.Scalar_out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::gt.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::hardshrink.out                                 over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::hardshrink_backward.grad_input                 strides             strides             strides             strides
+aten::hardsigmoid.out                                over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::hardsigmoid_backward.grad_input                strides             strides             strides             strides
+aten::hardswish.out                                  strides             strides             strides             strides
+aten::hardtanh.out                                   over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::hardtanh_backward.grad_input                   strides             strides             strides             strides
+aten::hash_tensor.out                                yes                 yes                 -                   yes
+aten::heaviside.out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::histc.out                                      yes                 yes                 yes                 yes
+aten::histogram.bin_ct_out                           yes                 yes                 yes                 yes
+aten::histogram.bins_tensor_out                      yes                 yes                 yes                 yes
+aten::huber_loss_backward.out                        strides             strides             strides             strides
+aten::hypot.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::i0.out                                         over,parts          over,parts          over,parts          over,parts
+aten::igamma.out                                     over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::igammac.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::im2col.out                                     strides             strides             strides             strides
+aten::index.Tensor_out                               strides             strides             strides             strides
+aten::index_add.out                                  strides             strides             strides             strides
+aten::index_copy.out                                 strides             strides             strides             strides
+aten::index_reduce.out                               yes                 yes                 yes                 yes
+aten::index_select.out                               strides             strides             strides             strides
+aten::isin.Tensor_Tensor_out                         yes                 yes                 yes                 yes
+aten::isneginf.out                                   over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::isposinf.out                                   over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::kthvalue.values                                strides             strides             strides             strides
+aten::lcm.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::ldexp.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::le.Scalar_out                                  parts,strides       parts,strides       parts,strides       parts,strides
+aten::le.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::leaky_relu.out                                 strides             over,parts,strides  over,parts,strides  over,parts,strides
+aten::leaky_relu_backward.grad_input                 strides             strides             strides             strides
+aten::lerp.Scalar_out                                over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::lerp.Tensor_out                                over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::lgamma.out                                     over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::linalg_cholesky_ex.L                           strides             strides             -                   strides
+aten::linalg_cross.out                               strides             strides             strides             strides
+aten::linalg_householder_product.out                 strides             strides             -                   strides
+aten::linalg_inv_ex.inverse                          strides             strides             -                   strides
+aten::linalg_ldl_factor_ex.out                       strides             strides             -                   strides
+aten::linalg_lstsq.out                               strides             strides             -                   strides
+aten::linalg_lu.out                                  strides             strides             -                   strides
+aten::linalg_lu_factor_ex.out                        strides             strides             strides             strides
+aten::linalg_pinv.atol_rtol_tensor_out               strides             strides             strides             strides
+aten::linalg_polar.out                               -                   -                   -                   strides
+aten::linalg_qr.out                                  strides             strides             strides             strides
+aten::linalg_solve_triangular.out                    strides             strides             strides             strides
+aten::linalg_vector_norm.out                         strides             strides             strides             strides
+aten::log.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::log10.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::log1p.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::log2.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::log_sigmoid_backward.grad_input                strides             strides             strides             strides
+aten::log_sigmoid_forward.output                     yes                 yes                 yes                 yes
+aten::logaddexp.out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::logaddexp2.out                                 over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::logcumsumexp.out                               strides             strides             strides             strides
+aten::logical_and.out                                over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::logical_not.out                                over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::logical_or.out                                 over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::logical_xor.out                                over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::logit.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::logit_backward.grad_input                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::lt.Scalar_out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::lt.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::masked_select.out                              yes                 yes                 yes                 yes
+aten::max.dim_max                                    strides             strides             strides             strides
+aten::max.unary_out                                  yes                 yes                 yes                 yes
+aten::max_pool2d_with_indices.out                    strides             strides             strides             strides
+aten::max_pool2d_with_indices_backward.grad_input    strides             strides             strides             strides
+aten::max_unpool3d.out                               yes                 yes                 yes                 yes
+aten::maximum.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::mean.dtype_out                                 yes                 yes                 yes                 yes
+aten::mean.out                                       yes                 yes                 strides             yes
+aten::median.dim_values                              yes                 yes                 -                   yes
+aten::min.dim_min                                    strides             strides             strides             strides
+aten::min.unary_out                                  yes                 yes                 yes                 yes
+aten::minimum.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::mish.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::mm.out                                         strides             strides             strides             strides
+aten::mode.values                                    strides             strides             strides             strides
+aten::mse_loss_backward.grad_input                   strides             strides             strides             strides
+aten::mul.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::multi_margin_loss.out                          yes                 yes                 yes                 yes
+aten::multi_margin_loss_backward.grad_input          yes                 yes                 yes                 yes
+aten::multilabel_margin_loss_backward.grad_input     yes                 yes                 yes                 yes
+aten::multinomial.out                                strides             strides             strides             strides
+aten::mv.out                                         yes                 yes                 yes                 yes
+aten::mvlgamma.out                                   over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::nan_to_num.out                                 over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::nanmedian.dim_values                           -                   yes                 -                   yes
+aten::nansum.out                                     yes                 yes                 -                   yes
+aten::narrow_copy.out                                yes                 yes                 yes                 yes
+aten::ne.Scalar_out                                  parts,strides       parts,strides       parts,strides       parts,strides
+aten::ne.Tensor_out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::neg.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::nextafter.out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::nll_loss2d_backward.grad_input                 yes                 yes                 yes                 yes
+aten::nll_loss2d_forward.output                      yes                 yes                 strides             yes
+aten::nll_loss_backward.grad_input                   strides             strides             strides             strides
+aten::nll_loss_forward.output                        yes                 yes                 yes                 yes
+aten::nonzero.out                                    strides             strides             strides             strides
+aten::nonzero_static.out                             strides             strides             strides             strides
+aten::norm.out                                       yes                 yes                 yes                 yes
+aten::normal.Tensor_Tensor_out                       yes                 yes                 yes                 yes
+aten::normal.Tensor_float_out                        yes                 yes                 yes                 yes
+aten::ormqr.out                                      strides             strides             strides             strides
+aten::polar.out                                      strides             strides             strides             strides
+aten::polygamma.out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::pow.Scalar_out                                 over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::pow.Tensor_Scalar_out                          over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::pow.Tensor_Tensor_out                          over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::prod.int_out                                   strides             strides             yes                 strides
+aten::rad2deg.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::reciprocal.out                                 over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::reflection_pad1d.out                           strides             strides             strides             strides
+aten::reflection_pad1d_backward.grad_input           strides             strides             strides             strides
+aten::remainder.Scalar_out                           over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::remainder.Tensor_out                           over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::renorm.out                                     strides             strides             strides             strides
+aten::replication_pad1d.out                          strides             strides             strides             strides
+aten::replication_pad1d_backward.grad_input          strides             strides             strides             strides
+aten::round.decimals_out                             over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::round.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::rrelu_with_noise.out                           strides             -                   -                   strides
+aten::rsqrt.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::scatter.reduce_out                             strides             strides             strides             strides
+aten::scatter.src_out                                strides             strides             strides             strides
+aten::scatter.value_out                              strides             strides             strides             strides
+aten::scatter_add.out                                strides             strides             strides             strides
+aten::scatter_reduce.two_out                         strides             strides             -                   strides
+aten::searchsorted.Tensor_out                        yes                 yes                 yes                 yes
+aten::sgn.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::sigmoid.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::sigmoid_backward.grad_input                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::sign.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::signbit.out                                    over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::silu.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::silu_backward.grad_input                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::sin.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::sinc.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::sinh.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::smooth_l1_loss_backward.grad_input             strides             strides             strides             strides
+aten::soft_margin_loss_backward.grad_input           yes                 yes                 yes                 yes
+aten::softplus.out                                   over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::softplus_backward.grad_input                   strides             strides             strides             strides
+aten::softshrink.out                                 over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::softshrink_backward.grad_input                 strides             strides             strides             strides
+aten::sort.values                                    strides             strides             strides             strides
+aten::sort.values_stable                             strides             strides             strides             strides
+aten::special_airy_ai.out                            over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_bessel_j0.out                          over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_bessel_j1.out                          over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_bessel_y0.out                          over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_bessel_y1.out                          over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_chebyshev_polynomial_t.out             over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_chebyshev_polynomial_u.out             over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_chebyshev_polynomial_v.out             over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_chebyshev_polynomial_w.out             over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_entr.out                               over,parts          over,parts          -                   over,parts
+aten::special_erfcx.out                              over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_hermite_polynomial_h.out               over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_hermite_polynomial_he.out              over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_i0e.out                                over,parts          over,parts          -                   over,parts
+aten::special_i1.out                                 over,parts          over,parts          over,parts          over,parts
+aten::special_i1e.out                                over,parts          over,parts          -                   over,parts
+aten::special_laguerre_polynomial_l.out              over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_legendre_polynomial_p.out              over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_log_ndtr.out                           over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_modified_bessel_i0.out                 over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_modified_bessel_i1.out                 over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_modified_bessel_k0.out                 over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_modified_bessel_k1.out                 over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_ndtri.out                              over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_scaled_modified_bessel_k0.out          over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_scaled_modified_bessel_k1.out          over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_shifted_chebyshev_polynomial_t.out     over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_shifted_chebyshev_polynomial_u.out     over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_shifted_chebyshev_polynomial_v.out     over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_shifted_chebyshev_polynomial_w.out     over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_spherical_bessel_j0.out                over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_xlog1py.out                            over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::special_zeta.out                               over,parts,strides  over,parts,strides  -                   over,parts,strides
+aten::sqrt.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::stack.out                                      strides             strides             strides             strides
+aten::std.correction_out                             strides             strides             strides             strides
+aten::sub.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::sum.IntList_out                                strides             strides             strides             strides
+aten::take.out                                       yes                 yes                 yes                 yes
+aten::tan.out                                        over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::tanh.out                                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::tanh_backward.grad_input                       over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::threshold.out                                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::threshold_backward.grad_input                  over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::topk.values                                    strides             strides             strides             strides
+aten::triangular_solve.X                             strides             strides             strides             strides
+aten::tril.out                                       strides             strides             strides             strides
+aten::triu.out                                       strides             strides             strides             strides
+aten::trunc.out                                      over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::upsample_bicubic2d.out                         yes                 yes                 yes                 yes
+aten::upsample_bicubic2d_backward.grad_input         yes                 yes                 yes                 yes
+aten::upsample_bilinear2d.out                        yes                 yes                 yes                 yes
+aten::upsample_bilinear2d_backward.grad_input        strides             strides             strides             strides
+aten::upsample_linear1d.out                          strides             strides             strides             strides
+aten::upsample_linear1d_backward.grad_input          strides             strides             strides             strides
+aten::upsample_nearest1d.out                         strides             strides             strides             strides
+aten::upsample_nearest1d_backward.grad_input         strides             strides             strides             strides
+aten::upsample_nearest2d.out                         strides             strides             strides             strides
+aten::upsample_nearest2d_backward.grad_input         strides             strides             strides             strides
+aten::upsample_trilinear3d.out                       strides             strides             strides             strides
+aten::upsample_trilinear3d_backward.grad_input       strides             strides             strides             strides
+aten::var.correction_out                             strides             strides             yes                 strides
+aten::vdot.out                                       yes                 yes                 yes                 yes
+aten::where.self_out                                 over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
+aten::xlogy.OutTensor                                over,parts,strides  over,parts,strides  over,parts,strides  over,parts,strides
 )";
 
 }  // namespace torch_ort::run
