@@ -7,7 +7,8 @@
 #                   test-torch and wheels want an exact version: torch==2.12.1
 #   BASE_PYTHON     the Python that .venv is made by (default python3)
 #   CMAKE_PREFIX_PATH  where to look for protobuf if it is not installed in the system
-#   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS  passed on to train, test, bench and soak
+#   TRAIN_ARGS, PYTEST_ARGS, BENCH_ARGS, SOAK_ARGS, TRIAL_ARGS  passed on to train, test, bench, soak
+#                   and test-torch (TRIAL_ARGS=--without-cuda)
 #   WHEEL_TORCH     what else wheel-test tries the wheel beside: another build of the same PyTorch
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
 #   ASAN_TESTS, ASAN_CUDA_TESTS, TSAN_TESTS  what asan and tsan run
@@ -127,7 +128,7 @@ test-torch:
 	fi; exit $$status
 
 trial: build $(ENV)/.torch_ort-test
-	$(PYTHON) tests/versions/trial.py --record $(RECORD) --workers $(PYTEST_WORKERS) \
+	$(PYTHON) tests/versions/trial.py --record $(RECORD) --workers $(PYTEST_WORKERS) $(TRIAL_ARGS) \
 	  $(TENTH_OF_TESTS:%=tests/%)
 
 # The number of the commit chooses.

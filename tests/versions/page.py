@@ -62,7 +62,9 @@ def _row(release: str, record: Record | None) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _count(tests: dict[str, Any]) -> str:
+def _count(tests: dict[str, Any] | None) -> str:
+    if tests is None:
+        return "not yet"
     failed = len(tests["failed"])
     return f"{tests['passed']} passed" + (f", {failed} failed" if failed else "")
 

@@ -35,6 +35,11 @@ def test_a_row_hides_nothing() -> None:
     )
 
 
+def test_tests_that_were_left_out_are_to_be_run() -> None:
+    (row,) = page.table({"2.15.0": record("2.15.0", cuda_tests=None)}).splitlines()[2:]
+    assert row == "| 2.15.0 | 3.11 | 900 passed | not yet | 20, all whole | 283 |"
+
+
 def test_a_version_that_is_to_be_tried_has_a_row() -> None:
     assert page.table({"2.15.0": None}).splitlines()[2] == (
         "| 2.15.0 | | not yet | not yet | not yet | |"

@@ -61,10 +61,9 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, **failed: list[str]) -> list[tuple
     return calls
 
 
-def run_main(monkeypatch: pytest.MonkeyPatch, path: Path) -> tuple[int, dict]:
-    monkeypatch.setattr(
-        sys, "argv", ["trial.py", "--record", str(path), "--workers", "3", "tests/a", "tests/b"]
-    )
+def run_main(monkeypatch: pytest.MonkeyPatch, path: Path, *options: str) -> tuple[int, dict]:
+    arguments = ["--record", str(path), "--workers", "3", *options, "tests/a", "tests/b"]
+    monkeypatch.setattr(sys, "argv", ["trial.py", *arguments])
     status = trial.main()
     return status, json.loads(path.read_text())
 
@@ -82,6 +81,14 @@ def test_a_record_has_all_parts(monkeypatch, tmp_path, capsys) -> None:
     assert record["cuda_tests"] == {"passed": 7, "failed": []}
     assert (record["models"], record["left_to_eager"]) == (20, 0)
     assert record["torch"] in capsys.readouterr().out
+
+
+def test_tests_of_cuda_can_be_left_out(monkeypatch, tmp_path) -> None:
+    calls = outcomes(monkeypatch)
+    status, record = run_main(monkeypatch, tmp_path / "record.json", "--without-cuda")
+    assert status == 0
+    assert len(calls) == 2
+    assert record["cuda_tests"] is None
 
 
 @pytest.mark.parametrize("part", ["cpu", "models", "cuda"])

@@ -1,13 +1,14 @@
 """Runs a part of the tests beside the torch that is installed, and writes down what came of it.
 
-    python tests/versions/trial.py --record FILE [--workers N] TESTS...
+    python tests/versions/trial.py --record FILE [--workers N] [--without-cuda] TESTS...
 
 `make test-torch` runs it in a copy of the checkout. The tests named run on the CPU; the benchmarks'
 models then train a step on both roads; at last the tests of CUDA run, on the test device where
 there is no GPU. The exit status is 1 if a test has failed. The record is a JSON object:
 
     torch, python, cuda     versions; `cuda` is "" for a torch without CUDA
-    cpu, cuda_tests         tests that have passed, and the names of those that have failed
+    cpu, cuda_tests         tests that have passed, and the names of those that have failed; null
+                            for tests of CUDA that were left out (--without-cuda)
     models, left_to_eager   steps of models that were tried, and what they left to eager PyTorch
     out_forms               how many `out=` overloads are proved for this torch on the CPU
 """
@@ -68,18 +69,18 @@ def run_tests(*arguments: str) -> Outcome:
         return read_outcome(report)
 
 
-def record(tests: list[str], workers: str) -> dict[str, Any]:
+def record(tests: list[str], workers: str, without_cuda: bool) -> dict[str, Any]:
     """Run all parts, and give what is written down of them."""
     parallel = ("-n", workers)
     on_cpu = run_tests(*parallel, *tests)
     models = run_tests(*parallel, "--run-slow", MODELS)
-    on_cuda = run_tests(*parallel, "-m", "cuda")
+    on_cuda = None if without_cuda else run_tests(*parallel, "-m", "cuda")
     return {
         **versions(),
         "cpu": {"passed": on_cpu.passed + models.passed, "failed": on_cpu.failed + models.failed},
         "models": models.passed + len(models.failed),
         "left_to_eager": models.left_to_eager,
-        "cuda_tests": {"passed": on_cuda.passed, "failed": on_cuda.failed},
+        "cuda_tests": on_cuda and {"passed": on_cuda.passed, "failed": on_cuda.failed},
     }
 
 
@@ -104,11 +105,12 @@ def main() -> int:
     )
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--workers", default="2")
+    parser.add_argument("--without-cuda", action="store_true")
     parser.add_argument("tests", nargs="+")
     options = parser.parse_args()
-    found = record(options.tests, options.workers)
+    found = record(options.tests, options.workers, options.without_cuda)
     options.record.write_text(json.dumps(found, indent=1) + "\n")
-    failed = [*found["cpu"]["failed"], *found["cuda_tests"]["failed"]]
+    failed = [*found["cpu"]["failed"], *(found["cuda_tests"] or {"failed": []})["failed"]]
     print(f"torch {found['torch']}: {len(failed)} failed", *failed, sep="\n  ")
     return 1 if failed or found["left_to_eager"] else 0
 
