@@ -22,6 +22,11 @@ LEFT_TO_EAGER = (
 )  # fmt: skip
 
 
+# Rounding takes a ReLU near zero to either side: of resnet18, eager's own gradients differ by 0.003
+# of the largest of a parameter from those in float64, and the engine's by 0.009.
+OF_THE_LARGEST = 0.02
+
+
 def check_first_step(models: ModuleType, name: str, road: str) -> dict[str, int]:
     """Compare loss and gradients of a step with eager's, and give what the step has counted."""
     ours, eager = (models.build(name, "cpu") for _ in range(2))
@@ -35,7 +40,8 @@ def check_first_step(models: ModuleType, name: str, road: str) -> dict[str, int]
     want.backward()
     torch.testing.assert_close(loss, want, rtol=1e-4, atol=1e-5)
     for parameter, other in zip(ours.model.parameters(), eager.model.parameters(), strict=True):
-        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-3, atol=1e-4)
+        atol = max(1e-4, OF_THE_LARGEST * float(other.grad.abs().max()))
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-3, atol=atol)
     return {key: value - before[key] for key, value in torch_ort.counters().items()}
 
 
