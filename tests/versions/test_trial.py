@@ -41,7 +41,7 @@ def test_what_came_of_tests_is_counted(tmp_path: Path) -> None:
     outcome = trial.run_tests("-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path))
     assert outcome.passed == 2
     assert [name.partition("::")[2] for name in outcome.failed] == ["test_wrong[1]", "test_error"]
-    assert outcome.left_to_eager == 5
+    assert (outcome.models, outcome.left_to_eager) == (3, 5)
 
 
 def test_a_pytest_that_ends_early_is_an_error() -> None:
@@ -55,7 +55,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, **failed: list[str]) -> list[tuple
     def run_tests(*arguments: str) -> trial.Outcome:
         part = "cuda" if "cuda" in arguments else "models" if trial.MODELS in arguments else "cpu"
         calls.append(arguments)
-        return trial.Outcome({"cpu": 5, "models": 20, "cuda": 7}[part], failed.get(part, []), 0)
+        return trial.Outcome({"cpu": 5, "models": 20, "cuda": 7}[part], failed.get(part, []), 20)
 
     monkeypatch.setattr(trial, "run_tests", run_tests)
     return calls
