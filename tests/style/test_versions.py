@@ -15,6 +15,7 @@ NAMING = {
     "pytorch/versions.py": "it has the functions that others ask",
     "__init__.py": "torch is to be the one of the build",
     "engine/tuning.py": "choices by timing are kept for one version",
+    "engine/out_forms.py": "the log says it",
 }
 
 
