@@ -146,7 +146,7 @@ def test_a_torch_that_lacks_a_name_trains_in_eager_mode(names):
 
 
 def test_what_stands_for_a_name_has_no_instances():
-    missing = versions.stand_in("torch._gone")
+    missing = versions.placeholder("torch._gone")
 
     class Derived(missing.Kind):
         pass

@@ -6,7 +6,7 @@ dots. How a torch that lacks one is met is in versions.py.
 
 from __future__ import annotations
 
-from torch_ort.pytorch.versions import Missing, is_within, look_up, missing, stand_in
+from torch_ort.pytorch.versions import Missing, is_within, look_up, missing, placeholder
 
 # By module of torch.
 NAMES = {
@@ -93,7 +93,7 @@ def _take(module: str, name: str) -> None:
         found = look_up(module, first)
     except (ImportError, AttributeError):
         missing.append(path)
-        found = stand_in(f"{module}.{first}")
+        found = placeholder(f"{module}.{first}")
     if not isinstance(globals().get(first), Missing):
         globals()[first] = found
 

@@ -93,14 +93,14 @@ class Missing(type):
     def __getattr__(cls, name: str) -> Missing:
         if name.startswith("__"):
             raise AttributeError(name)
-        return stand_in(f"{cls.path}.{name}")
+        return placeholder(f"{cls.path}.{name}")
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """Raise Unsupported."""
         raise refusal(cls.path, _USE)
 
 
-def stand_in(path: str) -> Missing:
+def placeholder(path: str) -> Missing:
     """Give what stands for a name that this torch lacks."""
     return Missing(path.rpartition(".")[2], (), {"path": path})
 
