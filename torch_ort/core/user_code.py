@@ -15,11 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-_NOT_THE_USERS = (
-    os.path.dirname(torch.__file__) + os.sep,
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-    "<",  # generated code, such as "<string>"
-)
+# What the paths of torch's and of our own files begin with.
+TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_NOT_THE_USERS = (TORCH_FOLDER, OUR_FOLDER, "<")  # generated code, such as "<string>", too
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
 

@@ -14,6 +14,7 @@ import torch
 
 from torch_ort import _C
 from torch_ort.core import autocast
+from torch_ort.core.user_code import TORCH_FOLDER
 from torch_ort.functions import arguments as _arguments
 from torch_ort.functions.arguments import Arguments, full_name
 from torch_ort.functions.learn import Learner, Learnt
@@ -28,7 +29,7 @@ _calls: weakref.WeakValueDictionary[int, FunctionCall | BackwardCall] = (
 )
 _named: set[str] = set()
 # Frames between the call of a Function and the user's line.
-_BETWEEN = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(patching.__file__) + os.sep)
+_BETWEEN = (TORCH_FOLDER, os.path.dirname(patching.__file__) + os.sep)
 
 
 def call_of(key: int) -> Any:

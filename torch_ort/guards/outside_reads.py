@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torch_ort.core.refusals import NoCapture
+from torch_ort.core.user_code import OUR_FOLDER, TORCH_FOLDER
 from torch_ort.guards.number_places import AssignedNumbers, NumberPlace, is_number
 from torch_ort.guards.structure import fields_of
 
@@ -28,14 +29,8 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.d
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _MISSING = object()
 _LIBRARIES = ("torch", "torch_ort", "numpy", "logging", "threading", "functools", "collections")
-_FOLDERS = tuple(
-    os.path.join(folder, "")
-    for folder in (
-        os.path.dirname(torch.__file__),
-        os.path.dirname(os.path.dirname(__file__)),
-        os.path.join(sysconfig.get_paths()["platlib"], "numpy"),
-    )
-)
+_NUMPY_FOLDER = os.path.join(sysconfig.get_paths()["platlib"], "numpy", "")
+_FOLDERS = (TORCH_FOLDER, OUR_FOLDER, _NUMPY_FOLDER)
 _STANDARD = os.path.join(sysconfig.get_paths()["stdlib"], "")
 _NEVER_DATA = (
     torch.Tensor, torch.nn.Module, type, types.ModuleType, types.FunctionType, types.MethodType,

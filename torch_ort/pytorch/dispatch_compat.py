@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -17,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from torch_ort import _C
+from torch_ort.core.user_code import OUR_FOLDER, TORCH_FOLDER
 from torch_ort.pytorch import patches, patching
 from torch_ort.pytorch.private import (
     DispatchKey,
@@ -26,9 +26,6 @@ from torch_ort.pytorch.private import (
     enable_python_dispatcher,
     no_python_dispatcher,
 )
-
-_TORCH_FOLDER = os.path.join(os.path.dirname(torch.__file__), "")
-_OUR_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 
 __all__ = [
     "RESIZING",
@@ -548,7 +545,7 @@ def _is_asked_by_program() -> bool:
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename == patching.__file__:
         frame = frame.f_back
-    folders = (_TORCH_FOLDER, _OUR_FOLDER)
+    folders = (TORCH_FOLDER, OUR_FOLDER)
     return frame is not None and not frame.f_code.co_filename.startswith(folders)
 
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-import torch
-
 from torch_ort import _C
 from torch_ort.core.refusals import HandOver
-from torch_ort.core.user_code import blamed
+from torch_ort.core.user_code import OUR_FOLDER, TORCH_FOLDER, blamed
 from torch_ort.rules.symbols import is_beyond_sizes
 
 _logger = logging.getLogger("torch_ort.recorder")
-_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
-_OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 _bugs_logged: set[str] = set()
 _entries: set[CodeType] = set()
@@ -61,9 +56,9 @@ def _is_raised_by_program(error: Exception) -> bool:
     is_torchs = False
     for frame, _ in reversed([*traceback.walk_tb(error.__traceback__)]):
         code = frame.f_code
-        if code.co_filename.startswith(_TORCH_FOLDER) or code.co_name == "__torch_function__":
+        if code.co_filename.startswith(TORCH_FOLDER) or code.co_name == "__torch_function__":
             is_torchs = True  # a mode of ours only passes calls on
-        elif code.co_filename.startswith(_OUR_FOLDER):
+        elif code.co_filename.startswith(OUR_FOLDER):
             return is_torchs and code in _entries
         else:
             return True

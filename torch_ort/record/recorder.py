@@ -33,7 +33,7 @@ from torch_ort import _C
 from torch_ort.core import autocast
 from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.core.scopes import set_here
-from torch_ort.core.user_code import Line
+from torch_ort.core.user_code import OUR_FOLDER, TORCH_FOLDER, Line
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
 from torch_ort.pytorch.autograd_compat import newest_node, running_node
@@ -79,14 +79,12 @@ from torch_ort.rules.forms import Spec, dense_order, in_order, is_contiguous, sp
 from torch_ort.rules.numbers import node_of_number
 from torch_ort.rules.symbols import Symbolic
 
-_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
-_OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Our code between the user's line and the operator.
 _BETWEEN = (
     answers.__file__,
-    os.path.join(_OUR_FOLDER, "guards", "hooks.py"),
-    os.path.join(_OUR_FOLDER, "functions", ""),
-    os.path.join(_OUR_FOLDER, "pytorch", ""),
+    os.path.join(OUR_FOLDER, "guards", "hooks.py"),
+    os.path.join(OUR_FOLDER, "functions", ""),
+    os.path.join(OUR_FOLDER, "pytorch", ""),
 )
 
 
@@ -673,9 +671,9 @@ def _line(frame: FrameType | None) -> Line | None:
         return given
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_OUR_FOLDER) and not name.startswith(_BETWEEN):
+        if name.startswith(OUR_FOLDER) and not name.startswith(_BETWEEN):
             break  # the caller of torch_ort
-        if not name.startswith((_TORCH_FOLDER, _OUR_FOLDER, "<")):
+        if not name.startswith((TORCH_FOLDER, OUR_FOLDER, "<")):
             return Line(name, frame.f_lineno)
         frame = frame.f_back
     return None
