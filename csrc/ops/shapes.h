@@ -27,6 +27,10 @@ std::string device_name(const ir::Type& type);
 std::shared_ptr<const ir::TensorData> constant_data(const ir::Value& value);
 // The shape of a value. Throws Unsupported if it is known only at run time.
 const ir::Shape& known_shape(const ir::Node& node, const ir::Value& value);
+// The number of dims of a value whose shape is known.
+inline int64_t rank_of(const ir::Value& value) {
+  return static_cast<int64_t>(value.type.shape->size());
+}
 // The dims that a Shape node returns.
 ir::Shape part_of_shape(const ir::Node& node);
 // The dtype and device of `type` with another shape, row-major.

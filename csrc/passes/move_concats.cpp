@@ -44,11 +44,9 @@ struct Part {
   }
 };
 
-int64_t rank_of(const Value& value) { return static_cast<int64_t>(value.type.shape->size()); }
-
 // The size of an axis that is counted from the end; 1 if the value has no such axis.
 Dim dim_at(const Value& value, int64_t axis) {
-  const int64_t at = rank_of(value) + axis;
+  const int64_t at = ops::rank_of(value) + axis;
   return at < 0 ? Dim(1) : (*value.type.shape)[at];
 }
 
@@ -78,7 +76,7 @@ bool is_only_use(const Value& value) { return value.uses.size() == 1; }
 // The parts that a concatenation is made of, in order. Their sizes along the axis must be
 // constants.
 std::vector<Part> parts_of(const Node& concat) {
-  const int64_t rank = rank_of(*concat.outputs[0]);
+  const int64_t rank = ops::rank_of(*concat.outputs[0]);
   const int64_t axis = ops::wrap_axis(concat, ir::int_attr(concat.attrs, "axis", 0), rank) - rank;
   std::vector<Part> parts;
   int64_t begin = 0;
@@ -155,7 +153,7 @@ class Mover {
       return cuts_[{&value, part}] = copy_on_part(*value.producer, part, nullptr, nullptr, before);
     }
     const std::vector<Value*> inputs = {&value, ints(part.begin), ints(part.begin + part.size),
-                                        ints(rank_of(value) + part.axis)};
+                                        ints(ops::rank_of(value) + part.axis)};
     Node& slice = note(write(before).add({"", "Slice"}, inputs, {Type()}), before);
     return cuts_[{&value, part}] = slice.outputs[0];
   }
@@ -179,7 +177,7 @@ class Mover {
       inputs.push_back(input == whole ? piece : cut(*input, part, before));
     }
     Shape shape = *node.outputs[0]->type.shape;
-    shape[rank_of(*node.outputs[0]) + part.axis] = part.size;
+    shape[ops::rank_of(*node.outputs[0]) + part.axis] = part.size;
     const Type type = ops::with_shape(node.outputs[0]->type, shape);
     return note(write(before).copy(node, inputs, {type}), before).outputs[0];
   }
@@ -246,7 +244,7 @@ class Mover {
 
   void replace_by_concat(Node& node, const std::vector<Value*>& pieces, int64_t axis) {
     const Type type = node.outputs[0]->type;
-    const int64_t rank = rank_of(*node.outputs[0]);
+    const int64_t rank = ops::rank_of(*node.outputs[0]);
     Node& concat =
         note(write(node).add({"", "Concat"}, pieces, {type}, {{"axis", Dim(rank + axis)}}), node);
     ir::replace_uses(*node.outputs[0], *concat.outputs[0], graph_);
@@ -299,8 +297,8 @@ class Mover {
     std::optional<int64_t> axis, begin;
     if (is_split) {
       const int64_t at =
-          ops::wrap_axis(reader, ir::int_attr(reader.attrs, "axis", 0), rank_of(whole));
-      axis = at - rank_of(whole);
+          ops::wrap_axis(reader, ir::int_attr(reader.attrs, "axis", 0), ops::rank_of(whole));
+      axis = at - ops::rank_of(whole);
       begin = 0;
     } else {
       std::tie(axis, begin) = bounds_of(reader);
@@ -329,7 +327,8 @@ class Mover {
     const bool has_step =
         slice.inputs.size() > 4 && !(ops::known_ints(slice.inputs[4]) == Shape{1});
     if (axes.size() != 1 || has_step || !starts[0].is_constant()) return {};
-    const int64_t axis = ops::wrap_axis(slice, axes[0].constant(), rank_of(whole)) - rank_of(whole);
+    const int64_t axis =
+        ops::wrap_axis(slice, axes[0].constant(), ops::rank_of(whole)) - ops::rank_of(whole);
     const Dim size = dim_at(whole, axis);
     if (!size.is_constant()) return {};
     const int64_t start = starts[0].constant();
@@ -405,7 +404,7 @@ class Mover {
         !(*step == Dim(1)) || !(*gradient)->type.is_known()) {
       return std::nullopt;
     }
-    const int64_t rank = rank_of(term);
+    const int64_t rank = ops::rank_of(term);
     const int64_t axis =
         ops::wrap_axis(*node, std::get<Dim>(call.args.at(2).value).constant(), rank) - rank;
     const Dim size = dim_at(term, axis), width = dim_at(**gradient, axis);
@@ -432,7 +431,7 @@ class Mover {
     for (const auto& [part, value] : gradients) {
       pieces.push_back(std::get<Value*>(ops::decode_aten(*value->producer).args.at(0).value));
     }
-    const Dim axis = rank_of(*sum.outputs[0]) + gradients[0].first.axis;
+    const Dim axis = ops::rank_of(*sum.outputs[0]) + gradients[0].first.axis;
     Value* result =
         note(write(sum).add({"", "Concat"}, pieces, {type}, {{"axis", axis}}), sum).outputs[0];
     for (Value* other : others) {

@@ -64,26 +64,33 @@ std::optional<rows::RowSpace> find_space(const Graph& graph) {
   return std::nullopt;
 }
 
+// Finds out which rows nobody reads, and lets `write` leave them out; returns what it has
+// rewritten. 0 if nothing in the graph can tell of such rows.
+template <typename Write>
+int rewrite_rows(Graph& graph, const PassContext& context, Write write) {
+  const std::optional<rows::RowSpace> space = find_space(graph);
+  if (!space) return 0;
+  rows::Analysis analysis(graph, *space, context.row_sources);
+  analysis.run();
+  if (!analysis.has_atoms()) return 0;
+  rows::Rewriter rewriter(graph, analysis);
+  return write(rewriter);
+}
+
 }  // namespace
 
 // If the backward half has been cut down, fewer rows of it may be needed: if logits are returned
 // beside a loss but get no gradient, rows without a label are not.
 int row_sparsity_again(Graph& graph, PassContext& context) {
-  const std::optional<rows::RowSpace> space = find_space(graph);
-  if (!space) return 0;
-  rows::Analysis analysis(graph, *space, context.row_sources);
-  analysis.run();
-  return analysis.has_atoms() ? rows::Rewriter(graph, analysis).run_again() : 0;
+  return rewrite_rows(graph, context,
+                      [](rows::Rewriter& rewriter) { return rewriter.run_again(); });
 }
 
 int row_sparsity(Graph& graph, PassContext& context) {
   const auto is_done = [](const Node& node) { return is_ours(node, "Rows"); };
   if (std::any_of(graph.nodes.begin(), graph.nodes.end(), is_done)) return 0;
-  const std::optional<rows::RowSpace> space = find_space(graph);
-  if (!space) return 0;
-  rows::Analysis analysis(graph, *space, context.row_sources);
-  analysis.run();
-  return analysis.has_atoms() ? rows::Rewriter(graph, analysis).run(context) : 0;
+  return rewrite_rows(graph, context,
+                      [&](rows::Rewriter& rewriter) { return rewriter.run(context); });
 }
 
 }  // namespace torch_ort::passes

@@ -29,7 +29,7 @@ inline std::optional<Channels> channels_of(const ir::Graph& graph, const ir::Val
   if ((x->type.strides && !is_last) || !KnownSizes(graph).are_known(*x)) return std::nullopt;
   const ir::Shape& shape = *x->type.shape;
   Channels found{.batch = shape[0], .channels = shape[1], .is_last = is_last};
-  found.axes = range(2, rank_of(*x));
+  found.axes = range(2, ops::rank_of(*x));
   found.inner = ir::numel(ir::Shape(shape.begin() + 2, shape.end()));
   return hinted_size(graph, found.inner) == 1 ? std::nullopt : std::optional(std::move(found));
 }

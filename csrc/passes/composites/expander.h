@@ -68,8 +68,4 @@ class Expander : public ops::Writer {
 // The axes from `begin` to before `end`.
 ir::Shape range(int64_t begin, int64_t end);
 
-inline int64_t rank_of(const ir::Value& value) {
-  return static_cast<int64_t>(value.type.shape->size());
-}
-
 }  // namespace torch_ort::passes::composites

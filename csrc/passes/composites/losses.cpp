@@ -1,6 +1,7 @@
 // Softmax, and losses by labels of rows.
 #include "ops/aten.h"
 #include "ops/aten_names.h"
+#include "ops/shapes.h"
 #include "ops/softmax.h"
 #include "passes/arguments.h"
 #include "passes/composites/expander.h"
@@ -59,7 +60,7 @@ Value* pick(Expander& write, Value* x, Value* label, const Type& row, const ir::
 // ---- softmax
 
 bool is_last_axis(int64_t axis, const Value& value) {
-  return rank_of(value) > 0 && (axis == -1 || axis == rank_of(value) - 1);
+  return ops::rank_of(value) > 0 && (axis == -1 || axis == ops::rank_of(value) - 1);
 }
 
 bool expand_softmax(Graph& graph, Node& node) {
@@ -67,7 +68,7 @@ bool expand_softmax(Graph& graph, Node& node) {
   if (!is_fusible_float(x) || !is_last_axis(ir::int_attr(node.attrs, "axis", -1), *x)) return false;
   const auto formula = node.op.name == "LogSoftmax" ? ops::log_softmax : ops::softmax;
   Expander write(graph, node, *x);
-  write.replace(0, formula(write.formula(), x, {rank_of(*x) - 1}));
+  write.replace(0, formula(write.formula(), x, {ops::rank_of(*x) - 1}));
   return true;
 }
 
@@ -76,7 +77,7 @@ bool expand_softmax(Graph& graph, Node& node) {
 Value* sum_of_rows(Expander& write, Value* grad) {
   const Node* maker = grad->producer;
   if (!ir::is(maker, "RowScatter", ir::kTorchOrtDomain)) {
-    return write.reduce("ReduceSum", grad, {rank_of(*grad) - 1}, true);
+    return write.reduce("ReduceSum", grad, {ops::rank_of(*grad) - 1}, true);
   }
   Value *label = maker->inputs[0], *numbers = maker->inputs[1];
   const Dim& rows = label->type.shape->at(0);
@@ -98,7 +99,7 @@ bool expand_softmax_backward(Graph& graph, Node& node) {
   if (call.op == ops::aten::kLogSoftmaxBackward) {
     write.replace(0, ops::log_softmax_gradient(f, grad, result, sum_of_rows(write, grad)));
   } else {
-    write.replace(0, ops::softmax_gradient(f, grad, result, {rank_of(*result) - 1}));
+    write.replace(0, ops::softmax_gradient(f, grad, result, {ops::rank_of(*result) - 1}));
   }
   return true;
 }
@@ -109,8 +110,9 @@ enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
 // Whether the loss takes rows of log-probabilities and one label for each, without weights.
 bool is_plain_nll(const Value* x, const Value* target, const Value* weight) {
-  return is_fusible_float(x) && rank_of(*x) == 2 && weight == nullptr && target != nullptr &&
-         target->type.is_known() && target->type.dtype == DType::kInt64 && rank_of(*target) == 1;
+  return is_fusible_float(x) && ops::rank_of(*x) == 2 && weight == nullptr && target != nullptr &&
+         target->type.is_known() && target->type.dtype == DType::kInt64 &&
+         ops::rank_of(*target) == 1;
 }
 
 bool expand_nll(Graph& graph, Node& node) {

@@ -47,7 +47,7 @@ bool write_layer_norm(Graph& graph, Node& node, const LayerNorm& norm) {
 bool expand_layer_norm(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   if (!is_fusible_float(x) || node.inputs.size() < 2) return false;
-  const int64_t rank = rank_of(*x), axis = ir::int_attr(node.attrs, "axis", -1);
+  const int64_t rank = ops::rank_of(*x), axis = ir::int_attr(node.attrs, "axis", -1);
   Value* bias = ops::has_input(node, 2) ? node.inputs[2] : nullptr;
   return write_layer_norm(graph, node,
                           {x, node.inputs[1], bias, range(axis < 0 ? axis + rank : axis, rank),
@@ -63,7 +63,7 @@ bool expand_native_layer_norm(Graph& graph, Node& node) {
   return write_layer_norm(
       graph, node,
       {x, tensor(call.args.at(2)), tensor(call.args.at(3)),
-       range(rank_of(*x) - num_normalized(call.args.at(1)), rank_of(*x)), *epsilon});
+       range(ops::rank_of(*x) - num_normalized(call.args.at(1)), ops::rank_of(*x)), *epsilon});
 }
 
 bool expand_layer_norm_backward(Graph& graph, Node& node) {
@@ -74,7 +74,7 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
   if (!is_fusible_float(grad) || !is_fusible_float(x) || !is_fusible_float(mean) ||
       !is_fusible_float(rstd))
     return false;
-  const int64_t rank = rank_of(*x);
+  const int64_t rank = ops::rank_of(*x);
   const int64_t normalized = num_normalized(call.args.at(2));
   if (normalized >= rank) return false;
   const Shape columns = range(rank - normalized, rank);
@@ -122,7 +122,7 @@ bool write_rms_norm(Graph& graph, Node& node, const RmsNorm& norm) {
 bool expand_rms_norm(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   if (!is_fusible_float(x)) return false;
-  const int64_t rank = rank_of(*x), axis = ir::int_attr(node.attrs, "axis", -1);
+  const int64_t rank = ops::rank_of(*x), axis = ir::int_attr(node.attrs, "axis", -1);
   return write_rms_norm(graph, node,
                         {x, node.inputs.at(1), range(axis < 0 ? axis + rank : axis, rank),
                          ir::float_attr(node.attrs, "epsilon", 1e-5)});
@@ -135,10 +135,11 @@ bool expand_fused_rms_norm(Graph& graph, Node& node) {
   const ops::Arg& given = call.args.at(3);
   const auto* epsilon = std::get_if<double>(&given.value);
   if (!is_fusible_float(x) || (epsilon == nullptr && !given.is_none())) return false;
-  return write_rms_norm(graph, node,
-                        {x, tensor(call.args.at(2)),
-                         range(rank_of(*x) - num_normalized(call.args.at(1)), rank_of(*x)),
-                         epsilon == nullptr ? std::nullopt : std::optional(*epsilon)});
+  return write_rms_norm(
+      graph, node,
+      {x, tensor(call.args.at(2)),
+       range(ops::rank_of(*x) - num_normalized(call.args.at(1)), ops::rank_of(*x)),
+       epsilon == nullptr ? std::nullopt : std::optional(*epsilon)});
 }
 
 bool expand_rms_norm_backward(Graph& graph, Node& node) {
@@ -146,7 +147,7 @@ bool expand_rms_norm_backward(Graph& graph, Node& node) {
   Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
   Value *rstd = tensor(call.args.at(3)), *weight = tensor(call.args.at(4));
   if (!is_fusible_float(grad) || !is_fusible_float(x) || !is_fusible_float(rstd)) return false;
-  const int64_t rank = rank_of(*x), normalized = num_normalized(call.args.at(2));
+  const int64_t rank = ops::rank_of(*x), normalized = num_normalized(call.args.at(2));
   if (normalized >= rank) return false;
 
   Expander write(graph, node, *x);

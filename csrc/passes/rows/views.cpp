@@ -20,12 +20,10 @@ using ir::Value;
 using Kind = ops::FusedForm::Kind;
 using MaybeForm = std::optional<Form>;
 
-int64_t rank_of(const Value& value) { return static_cast<int64_t>(value.type.shape->size()); }
-
 int64_t from_front(int64_t axis, int64_t rank) { return axis < 0 ? axis + rank : axis; }
 
 int64_t axis_of(const Node& node) {
-  return from_front(ir::int_attr(node.attrs, "axis", 0), rank_of(*node.inputs[0]));
+  return from_front(ir::int_attr(node.attrs, "axis", 0), ops::rank_of(*node.inputs[0]));
 }
 
 std::optional<int64_t> constant_int(const Dim& dim) {
@@ -71,7 +69,7 @@ MaybeForm form_of_parts(Analysis&, const Node& node, Form form) {
   if (ir::is(&node, "Slice") && has_steps) {
     if (node.inputs[3] == nullptr || !ops::has_known_ints(node.inputs[3])) return {};
     for (const Dim& axis : ops::known_ints(node.inputs[3])) {
-      if (form.has(from_front(axis.constant(), rank_of(*node.inputs[0])))) return {};
+      if (form.has(from_front(axis.constant(), ops::rank_of(*node.inputs[0])))) return {};
     }
   }
   const auto same = [&](int dim) {
@@ -94,7 +92,7 @@ MaybeForm form_of_sum(Analysis&, const Node& node, Form form) {
 
 MaybeForm form_of_transpose(Analysis&, const Node& node, Form form) {
   const Shape order = ir::ints_attr(node.attrs, "perm", {});
-  if (static_cast<int64_t>(order.size()) != rank_of(*node.inputs[0])) return {};
+  if (static_cast<int64_t>(order.size()) != ops::rank_of(*node.inputs[0])) return {};
   Form made;
   for (size_t i = 0; i < order.size(); ++i) {
     if (order[i].constant() == form.sequence) made.sequence = static_cast<int>(i);
@@ -115,7 +113,7 @@ MaybeForm form_of_gather(Analysis&, const Node& node, Form form) {
 MaybeForm form_with_ones(Analysis&, const Node& node, Form form) {
   if (node.inputs.size() != 2 || !ops::has_known_ints(node.inputs[1])) return {};
   const bool removes = ir::is(&node, "Squeeze");
-  const int64_t rank = rank_of(removes ? *node.inputs[0] : *node.outputs[0]);
+  const int64_t rank = ops::rank_of(removes ? *node.inputs[0] : *node.outputs[0]);
   std::vector<int64_t> axes;
   for (const Dim& axis : ops::known_ints(node.inputs[1])) {
     axes.push_back(from_front(axis.constant(), rank));
