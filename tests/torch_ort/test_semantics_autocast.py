@@ -78,9 +78,10 @@ def test_forward_and_backward_inside(compare_training, device):
 
 
 @pytest.mark.ort_only
-@pytest.mark.compile_only("an ORTModule on a GPU refuses backward under another autocast")
-def test_forward_outside_backward_inside(both, device, monkeypatch):
+def test_forward_outside_backward_inside(both, backend, device, monkeypatch):
     """Eager PyTorch rounds the products of backward here, for which no graph is recorded."""
+    if (backend, device) == ("ortmodule", "cuda"):
+        pytest.xfail("an ORTModule on a GPU refuses backward under another autocast")
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     torch.manual_seed(0)
     model = Network().to(device)

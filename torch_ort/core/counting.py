@@ -32,9 +32,8 @@ def counters() -> dict[str, int]:
     torch_ort. `products_tuned` counts the kinds of matrix product whose kernels were timed (option
     `enable_tuning`), and `products_loaded` those whose kernel was read from a file;
     `attentions_tuned` and `attentions_loaded` are the same for attention on CUDA.
-    `optimizer_parameters` counts
-    parameter updates by `torch_ort.optim`, and `optimizer_parameters_by_torch` those that its
-    optimizers left to PyTorch's functions.
+    `optimizer_parameters` counts parameter updates by `torch_ort.optim`, and
+    `optimizer_parameters_by_torch` those that its optimizers left to PyTorch's functions.
     """
     values = {
         "graphs_captured": _events["graphs_captured"],
