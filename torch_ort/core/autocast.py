@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -24,19 +24,29 @@ def state_now() -> State:
     )
 
 
+def dtypes_now() -> dict[str, torch.dtype]:
+    """Give for each kind of device, under autocast or not, what `torch.autocast(kind)` casts to."""
+    return {device: torch.get_autocast_dtype(device) for device in DEVICES}
+
+
 @contextmanager
-def in_state(state: State, caches: bool | None = None) -> Iterator[None]:
+def in_state(
+    state: State, caches: bool | None = None, defaults: Mapping[str, torch.dtype] | None = None
+) -> Iterator[None]:
     """Run under autocast of these kinds of devices, and no others.
 
-    `caches` switches the cache of casts on or off; None leaves it as it is.
+    `caches` switches the cache of casts on or off. `defaults` are the dtypes of `dtypes_now` for
+    the kinds that do not cast. None leaves either as it is.
     """
     dtypes = dict(state)
+    now = dtypes_now()
+    wanted = {**now, **(defaults or {}), **dtypes}
     with ExitStack() as stack:
         for device in DEVICES:
             is_on = device in dtypes
-            if is_on or torch.is_autocast_enabled(device):
+            if is_on or torch.is_autocast_enabled(device) or wanted[device] != now[device]:
                 entered = torch.autocast(
-                    device, dtypes.get(device), enabled=is_on, cache_enabled=caches
+                    device, wanted[device], enabled=is_on, cache_enabled=caches
                 )
                 stack.enter_context(entered)
         yield

@@ -35,6 +35,7 @@ class CallAgain:
         self._differentiated = differentiated
         self._around = recording.around
         self._caches = torch.is_autocast_cache_enabled()
+        self._defaults = autocast.dtypes_now()
         graph = recording.module.graph
         inputs = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
         self._asking = [getattr(value, "wants_gradient", False) for value in inputs]
@@ -54,7 +55,7 @@ class CallAgain:
 
         Give what the graph gives: the gradients of the inputs that are differentiated.
         """
-        with torch.enable_grad(), autocast.in_state(self._around, self._caches):
+        with torch.enable_grad(), autocast.in_state(self._around, self._caches, self._defaults):
             results = function(*inputs)
         outputs = self._results.outputs_in(results, self._tangents)
         wanted = [inputs[i] for i in self._differentiated]
