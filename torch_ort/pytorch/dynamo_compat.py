@@ -251,6 +251,8 @@ def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], N
             left = [_left_out(code, error)] if _is_swallowed(self, error) else []
             if left or is_at_limit:
                 told(backend, Looked(code, False, left, is_at_limit))
+            if left and _TANGENT in left[0].reason:
+                return ConvertFrameReturn(apply_to_code=False, skip_reason=left[0].reason)
             raise
         reasons = [] if self._one_graph else graph_break_reasons[first:]
         breaks = [
@@ -288,6 +290,11 @@ def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:
         patches.INTEGERS_OF_MODULES.by(False),
     ):
         return convert(), first
+
+
+# Since torch 2.14, Dynamo refuses a call with a tangent of forward-mode AD, and with it all later
+# calls of the function, which may have none. These are its words.
+_TANGENT = "Attempted to wrap a dual tensor input"
 
 
 # Since torch 2.14, Dynamo takes what Python raises for a symbol's number for an error of the
