@@ -47,9 +47,9 @@ def captured(road):
 
 @pytest.mark.parametrize("road", ["compile", "ortmodule"])
 def test_an_untested_version_is_told_of_once(road, monkeypatch):
-    monkeypatch.setattr(versions, "TESTED", ("2.7", "2.9"))
+    monkeypatch.setattr(versions, "TESTED", ("2.5", "2.7", "2.9"))
     monkeypatch.setattr(versions, "_has_warned", False)
-    words = r"tested with torch 2\.7 and 2\.9, and this is .*: what it relies on may have changed"
+    words = r"tested with torch 2\.5, 2\.7 and 2\.9, and this is .*: what it relies on may have"
     with pytest.warns(UserWarning, match=words):
         captured(road)(torch.randn(3))
     with warnings.catch_warnings():

@@ -26,7 +26,7 @@ import torch
 
 from torch_ort._C import Unsupported
 
-TESTED = ("2.11", "2.13")
+TESTED = ("2.11", "2.12", "2.13", "2.14")
 
 
 def minor(version: str) -> tuple[int, int]:
@@ -48,6 +48,12 @@ _lock = threading.Lock()
 _has_warned = False
 
 
+def tested() -> str:
+    """Say the tested versions in words: `2.11, 2.12 and 2.13`."""
+    *others, last = TESTED
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def warn_of_untested() -> None:
     """Warn, once in a process, if torch_ort has not been tested with the installed torch."""
     global _has_warned
@@ -57,7 +63,7 @@ def warn_of_untested() -> None:
             return
         _has_warned = True
     warnings.warn(
-        f"torch_ort is tested with torch {' and '.join(TESTED)}, and this is {torch.__version__}: "
+        f"torch_ort is tested with torch {tested()}, and this is {torch.__version__}: "
         "what it relies on may have changed, so compare a few steps with eager PyTorch",
         stacklevel=2,
     )
@@ -110,7 +116,7 @@ def refusal(path: str, use: str, num_others: int = 0) -> Unsupported:
     others = f", nor {num_others} more names" if num_others else ""
     return Unsupported(
         f"torch {torch.__version__} has no {path}{others}, which torch_ort {use}; it is tested "
-        f"with torch {' and '.join(TESTED)}"
+        f"with torch {tested()}"
     )
 
 
