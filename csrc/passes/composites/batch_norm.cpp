@@ -65,7 +65,9 @@ bool expand_batch_norm(Graph& graph, Node& node) {
   Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
   Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
   if (bias != nullptr) offset = write.make("Add", {offset, write.number(bias)});
-  by.replace(0, write.mul_add(numbers, by.spread(factor), by.spread(offset)));
+  Value* wide_offset = by.spread(offset);
+  Value* wide_factor = by.spread(factor);
+  by.replace(0, write.mul_add(numbers, wide_factor, wide_offset));
   write.replace_statistic(1, mean);
   write.replace_statistic(2, rstd);
   const auto update = [&](size_t output, Value* running, Value* now, const Dim& divisor) {
