@@ -120,11 +120,11 @@ TORCH_DIR = $(CURDIR)/build/torch-$(TORCH_VERSION)
 IN_COPY = $(MAKE) -C $(TORCH_DIR)/checkout VIRTUAL_ENV= TORCH_OLDEST=999 TORCH_SPEC=$(TORCH_SPEC)
 test-torch:
 	$(if $(filter torch==%,$(TORCH_SPEC)),,$(error TORCH_SPEC: got $(TORCH_SPEC), want torch==<version>))
-	$(BASE_PYTHON) tests/versions/checkout.py $(TORCH_DIR)/checkout
+	$(BASE_PYTHON) cmake/checkout.py $(TORCH_DIR)/checkout
 	@rm -f $(TORCH_DIR)/record.json
 	$(IN_COPY) trial RECORD=$(TORCH_DIR)/record.json; status=$$?; \
 	if [ -e $(TORCH_DIR)/record.json ]; then \
-	  $(BASE_PYTHON) tests/versions/page.py $(TORCH_DIR)/record.json; \
+	  $(TORCH_DIR)/checkout/.venv/bin/python tests/versions/page.py $(TORCH_DIR)/record.json; \
 	fi; exit $$status
 
 trial: build $(ENV)/.torch_ort-test

@@ -16,12 +16,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from checkout import copy
+
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST, NEWEST = 10, 15  # minor versions of Python 3 that are looked for
 TAG = "import sys; print(sys.implementation.cache_tag)"
-
-sys.path.insert(0, str(ROOT / "tests" / "versions"))
-from checkout import copy  # noqa: E402
 
 
 def find_pythons() -> dict[str, str]:

@@ -28,10 +28,16 @@ def checkout(tmp_path: Path) -> Path:
     """Make a checkout of the Makefile, with scripts and a pip that say how they are called."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     say = "import os, sys\nopen(os.environ['CALLS'], 'a').write(' '.join(sys.argv) + '\\n')\n"
-    for name in ("checkout", "page"):
-        path = tmp_path / "tests" / "versions" / f"{name}.py"
+    # With the copy comes the Python of its environment, which writes the page.
+    make = """
+where = os.path.join(sys.argv[1], ".venv", "bin")
+os.makedirs(where)
+os.symlink(sys.executable, os.path.join(where, "python"))
+"""
+    for name, text in {"cmake/checkout.py": say + make, "tests/versions/page.py": say}.items():
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(say + ("os.makedirs(sys.argv[1])\n" if name == "checkout" else ""))
+        path.write_text(text)
     (tmp_path / "inner").write_text(INNER)
     (tmp_path / "inner").chmod(0o755)
     return tmp_path
@@ -57,7 +63,7 @@ def test_another_torch_is_tested_in_a_copy(checkout: Path, status: str) -> None:
     folder = checkout / "build" / "torch-9.1.2"
     settings = "VIRTUAL_ENV= TORCH_OLDEST=999 TORCH_SPEC=torch==9.1.2"
     assert calls == [
-        f"tests/versions/checkout.py {folder}/checkout",
+        f"cmake/checkout.py {folder}/checkout",
         f"inner -C {folder}/checkout {settings} trial RECORD={folder}/record.json",
         f"tests/versions/page.py {folder}/record.json",
     ], said

@@ -26,9 +26,9 @@ esac
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """Make a checkout of the two scripts alone, a make, and a python3.10 that cannot be used."""
-    for name in ("cmake/wheels.py", "tests/versions/checkout.py"):
+    for name in ("cmake/wheels.py", "cmake/checkout.py"):
         path = tmp_path / "checkout" / name
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text((PROGRAM.parents[1] / name).read_text())
     commands = {"make": MAKE, "python3.10": "#!/bin/sh\nexit 127\n"}
     for name, text in commands.items():

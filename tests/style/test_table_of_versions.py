@@ -24,7 +24,7 @@ def in_makefile(pattern: str) -> list[str]:
 def test_the_readme_has_the_table_of_the_results() -> None:
     readme = page.README.read_text()
     assert page.with_table(readme, page.read_results()) == readme, (
-        "python3 tests/versions/page.py writes the README's table"
+        "python tests/versions/page.py writes the README's table"
     )
 
 

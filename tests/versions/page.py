@@ -1,6 +1,6 @@
 """Keeps what trials beside versions of torch have found, and writes the README's table of it.
 
-    python3 tests/versions/page.py [RECORD...]
+    python tests/versions/page.py [RECORD...]
 
 A record (trial.py) takes the place of an earlier one of the same torch, but for what follows the
 `+`, in results.json beside this file; there, null stands for a version that is to be tried. The
@@ -14,6 +14,8 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 RESULTS = Path(__file__).with_name("results.json")
@@ -41,7 +43,7 @@ def release_of(version: str) -> str:
 def with_record(results: Results, record: Record) -> Results:
     """Add a record, the releases in their order."""
     added = {**results, release_of(record["torch"]): record}
-    return dict(sorted(added.items(), key=lambda item: [int(n) for n in item[0].split(".")]))
+    return dict(sorted(added.items(), key=lambda item: Version(item[0])))
 
 
 def table(results: Results) -> str:

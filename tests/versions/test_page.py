@@ -48,9 +48,10 @@ def test_a_version_that_is_to_be_tried_has_a_row() -> None:
 
 def test_releases_are_in_order_and_have_one_row_each() -> None:
     results = {}
-    for version in ("2.13.0+cu130", "2.9.1", "2.13.0+cpu", "2.12.1"):
+    for version in ("2.13.0+cu130", "2.9.1", "2.13.0+cpu", "2.14.0rc2", "2.14.0", "2.12.1"):
         results = page.with_record(results, record(version))
-    assert [each["torch"] for each in results.values()] == ["2.9.1", "2.12.1", "2.13.0+cpu"]
+    assert [*results] == ["2.9.1", "2.12.1", "2.13.0", "2.14.0rc2", "2.14.0"]
+    assert results["2.13.0"]["torch"] == "2.13.0+cpu"
 
 
 def test_a_record_is_taken_into_file_and_page(tmp_path, monkeypatch) -> None:

@@ -1,13 +1,20 @@
-"""tests/versions/checkout.py: what is copied, and what stays as it was."""
+"""cmake/checkout.py: what is copied, and what stays as it was."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
-from versions import checkout
+
+# By its path, since a folder cmake among the modules would hide the package of that name.
+_spec = importlib.util.spec_from_file_location(
+    "checkout", Path(__file__).parents[2] / "cmake" / "checkout.py"
+)
+checkout = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(checkout)
 
 
 @pytest.fixture(params=["with git", "without git"])

@@ -1,6 +1,6 @@
 """Copies this checkout into a folder, where it is built and tested beside another torch.
 
-    python3 tests/versions/checkout.py FOLDER
+    python3 cmake/checkout.py FOLDER
 
 The copy has the files that git knows or would take, as they are now, and all of them where there is
 no git. Files that are as they were keep their times, so that a second build compiles what has
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 # Of a folder without git: what was built, installed or fetched there.
 LEFT_OUT = {".git", ".venv", ".gpu", "build", "dist", "__pycache__"}
 LIST = ".copied"
