@@ -135,7 +135,11 @@ def test_checkpointed_parts(compare, use_reentrant, is_asked):
                 self.net, again, use_reentrant=use_reentrant
             )
 
-    compare(Checkpointed, lambda step: rows(), rtol=1e-4, atol=1e-3)
+    # Larger steps lead where a layer norm divides by next to nothing, and multiplies what is rounded.
+    compare(
+        Checkpointed, lambda step: rows(), optimizer=lambda p: torch.optim.SGD(p, lr=1e-3),
+        rtol=1e-4, atol=1e-3,
+    )  # fmt: skip
 
 
 # Tensors that hang elsewhere in the module.

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from device_memory import settled
+from emulated import cuda_device
 from own_process import run_python
 from roads import ROADS, Applies
 from torch import nn
@@ -720,7 +721,7 @@ def in_process(folder: Path, enable_tuning: bool) -> list[int]:
         "ORTMODULE_TUNING_RESULTS_PATH": str(folder),
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
     }
-    device = "gpu" if torch.version.cuda else "emulated"
+    device = "emulated" if cuda_device.is_active() else "gpu"
     done = run_python("-c", textwrap.dedent(PROCESS), folder, device, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return [int(each) for each in done.stdout.split()]

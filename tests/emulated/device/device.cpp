@@ -112,6 +112,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard)
 
+constexpr long kCuDnnVersion = 91900;  // 9.19.0
+
 // Python has no other way to the default generator than to make one: the first is it.
 std::atomic<bool> default_generator_given = false;
 
@@ -145,6 +147,10 @@ struct CUDAHooks final : at::CUDAHooksInterface {
     if (!emulated::default_generator_given.exchange(true)) return emulated::default_generator();
     return emulated::make_generator(c10::default_rng_seed_val);
   }
+
+  // PyTorch 2.14 asks before it chooses a kernel for attention.
+  long versionCuDNN() const override { return emulated::kCuDnnVersion; }
+  long versionRuntimeCuDNN() const override { return emulated::kCuDnnVersion; }
 
   at::Allocator* getCUDADeviceAllocator() const override { return &emulated::allocator(); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &emulated::pinned_allocator(); }

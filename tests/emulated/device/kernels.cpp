@@ -138,6 +138,20 @@ bool gives_row_major(const OperatorHandle& op) {
          name == "aten::slow_conv_transpose2d" || name == "aten::slow_conv_dilated2d";
 }
 
+// oneDNN's products of bfloat16 read pairs. Of a row of odd length on a processor with AMX they
+// read what lies behind it, and multiply it with zero; libraries of a GPU leave it alone.
+bool reads_behind_rows(const OperatorHandle& op, size_t argument) {
+  static const std::set<std::string> products = {"aten::mm", "aten::addmm", "aten::bmm",
+                                                 "aten::baddbmm"};
+  const auto* alias = op.schema().arguments()[argument].alias_info();
+  return products.contains(op.schema().name()) && (alias == nullptr || !alias->isWrite());
+}
+
+bool has_gaps(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.scalar_type() == at::kBFloat16 &&
+         !tensor.is_non_overlapping_and_dense();
+}
+
 bool same_state(const at::Tensor& a, const at::Tensor& b) {
   return a.nbytes() == b.nbytes() &&
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
@@ -190,8 +204,10 @@ void run_on_cpu(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
       value = at::detail::createCPUGenerator(next_stream(generator));
       has_generator = true;
     } else {
+      const bool closes_gaps = reads_behind_rows(op, i - first);
       value = map_tensors(as_numbers(value), [&](const at::Tensor& tensor) {
-        return view.to_cpu(row_major && tensor.defined() ? tensor.contiguous() : tensor);
+        const bool copies = (row_major && tensor.defined()) || (closes_gaps && has_gaps(tensor));
+        return view.to_cpu(copies ? tensor.contiguous() : tensor);
       });
     }
   }
