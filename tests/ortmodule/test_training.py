@@ -135,7 +135,7 @@ def test_checkpointed_parts(compare, use_reentrant, is_asked):
                 self.net, again, use_reentrant=use_reentrant
             )
 
-    # Larger steps lead where a layer norm divides by next to nothing, and multiplies what is rounded.
+    # Larger steps lead where a layer norm divides by next to nothing, and errors of rounding grow.
     compare(
         Checkpointed, lambda step: rows(), optimizer=lambda p: torch.optim.SGD(p, lr=1e-3),
         rtol=1e-4, atol=1e-3,
