@@ -21,6 +21,7 @@ from torch_ort.dynamo.graph import record_dynamo_graph
 from torch_ort.engine import compiler, watchers
 from torch_ort.engine.onnx_files import sources_of
 from torch_ort.fallback import counted_in_eager
+from torch_ort.functions.recurrent import recurrent_layers_in_graphs
 from torch_ort.options import resolve_compiled
 from torch_ort.pytorch import dynamo_compat, size_compat, versions
 from torch_ort.read import higher_order
@@ -142,7 +143,7 @@ if dynamo_compat.can_be_watched():
     dynamo_compat.register_once(ort)
     dynamo_compat.watch_assigned_forwards(_is_ours, uncaptured.watched_forward)
     dynamo_compat.watch_recompile_limit(recompile_limit.recompile_limit_reached)
-    dynamo_compat.watch_frames(_is_ours, uncaptured.looked_at)
+    dynamo_compat.watch_frames(_is_ours, uncaptured.looked_at, recurrent_layers_in_graphs)
     dynamo_compat.watch_contexts(
         _is_ours, lambda backend, compiled: uncaptured.Watched(backend, compiled).begin
     )

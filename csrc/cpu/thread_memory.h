@@ -20,7 +20,9 @@ enum class Use {
   kRightRows,
   kConverted,
   kPanel,
-  kProduct
+  kProduct,
+  kWeight,  // of a recurrent layer, packed
+  kStates
 };
 
 // A buffer of at least `size` elements, aligned to a cache line. It is not cleared. A later call

@@ -36,7 +36,7 @@ COMPILER = {
         "core", "pytorch", "engine", "rules", "guards", "record", "read", "steps", "capture",
     },
     "backend": {
-        "core", "pytorch", "engine", "read", "steps", "capture", "dynamo",
+        "core", "pytorch", "engine", "functions", "read", "steps", "capture", "dynamo",
     },
     "optim": {"core", "engine"},
     "debug": {"core", "pytorch", "engine"},

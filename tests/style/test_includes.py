@@ -20,17 +20,18 @@ MAY_INCLUDE = {
     "cuda": {"base", "ir", "ops", "region"},
     "run": {"base", "ir", "ops", "region", "passes", "plan"},
     "optim": {"base", "ir", "ops", "cpu", "cuda", "run"},
+    "layers": {"base", "cpu"},
     "capture": {"base", "ir"},
     "python": {
         "base", "ir", "ops", "region", "convert", "passes", "plan", "cpu", "run", "optim",
         "capture", "cuda",
     },
 }  # fmt: skip
-SEES_TORCH = {"ops", "convert", "cpu", "cuda", "run", "optim", "capture", "python"}
+SEES_TORCH = {"ops", "convert", "cpu", "cuda", "run", "optim", "layers", "capture", "python"}
 # Rooms in which some files alone see torch.
 TORCH_FILES = {"cuda": {"cuda/index_error.cpp", "cuda/stream.cpp"}}
 SEES_PYBIND = {"python"}
-SEES_AUTOGRAD_FUNCTIONS = {"run"}
+SEES_AUTOGRAD_FUNCTIONS = {"run", "layers"}
 PROTOBUF_FILES = {"ir/onnx_proto.cpp"}
 # Headers that pull in all of torch, or all of its operators: minutes of compile time.
 WHOLE_TORCH = {

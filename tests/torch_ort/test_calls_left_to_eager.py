@@ -39,7 +39,7 @@ class Net(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.LSTM(6, 6)
+        self.layer = nn.LSTM(6, 12, proj_size=6)
 
     def forward(self, x):
         return self.layer(x)[0]
@@ -169,7 +169,7 @@ COMPILED: dict[str, tuple[Callable[[], Callable], Says]] = {
         Says(0, {"graph_breaks": 1}, "a part of the compiled Sequential", is_asked_for=True)),
     "a module that Dynamo cannot capture": (lambda: compiled(Recurrent()),
         Says(2, {"frames_left_to_eager": 1}, "Attempted to wrap RNN")),
-    "a layer that Dynamo cannot capture": (lambda: compiled(nn.LSTM(6, 6)),
+    "a layer that Dynamo cannot capture": (lambda: compiled(nn.LSTM(6, 12, proj_size=6)),
         captured_nothing("all of the compiled LSTM", "Attempted to wrap RNN")),
     "disabled inside": (lambda: compiled(lambda x: outside(x)),
         Says(2, {"graph_breaks": 1}, is_asked_for=True)),

@@ -1,8 +1,9 @@
-"""Recurrent layers in graphs of Dynamo's: allowed by its option, or written as loops over cells."""
+"""Recurrent layers in graphs of Dynamo's: layers of torch.nn, and cells in loops."""
 
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo import config
 
 import torch_ort
+from torch_ort.fallback import FallbackWarning
 
 
 class Net(nn.Module):
@@ -51,8 +53,8 @@ def run(call: Any, model: nn.Module, *inputs: Any) -> list[Tensor]:
     return [*results, *(parameter.grad for parameter in model.parameters())]
 
 
-def check(model: nn.Module, lengths: tuple[int, ...], *states: Any) -> None:
-    """Compare with eager PyTorch; each length has to be one graph of the engine's."""
+def check(model: nn.Module, lengths: tuple[int, ...], graphs: int, *states: Any) -> None:
+    """Compare with eager PyTorch; the lengths have to be so many graphs of the engine's."""
     model = model.double()
     eager, call = copy.deepcopy(model), torch.compile(model, backend="ort", fullgraph=True)
     before = torch_ort.counters()
@@ -63,34 +65,169 @@ def check(model: nn.Module, lengths: tuple[int, ...], *states: Any) -> None:
         )
     after = torch_ort.counters()
     assert after["fallbacks"] == before["fallbacks"]
-    assert after["graphs_recorded"] - before["graphs_recorded"] == len(set(lengths))
+    assert after["graphs_recorded"] - before["graphs_recorded"] == graphs
 
 
-@pytest.fixture
-def allowed():
-    with config.patch(allow_rnn=True):
-        yield
+def relu(*args: Any, **settings: Any) -> nn.RNN:
+    return nn.RNN(*args, nonlinearity="relu", **settings)
 
 
-@pytest.mark.usefixtures("allowed")
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_layers_of_several_lengths(kind):
-    check(Net(kind(5, 4, batch_first=True)), (3, 3, 2, 4))
+KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": relu}
+# One graph for the first length, one for any, and one for 1, by which Dynamo decides.
+LENGTHS, GRAPHS = (3, 3, 2, 4, 9, 7, 1), 3
 
 
-@pytest.mark.usefixtures("allowed")
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_layers_in_both_directions(kind):
-    check(Net(kind(5, 3, num_layers=2, bidirectional=True, batch_first=True)), (2,))
+@pytest.fixture(params=[False, True], ids=["usual", "allow_rnn"])
+def setting(request):
+    """Dynamo's setting for recurrent layers, which changes nothing for our backend."""
+    with config.patch(allow_rnn=request.param):
+        yield request.param
+        assert config.allow_rnn is request.param
 
 
-@pytest.mark.usefixtures("allowed")
+@pytest.mark.usefixtures("setting")
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"bidirectional": True, "num_layers": 2, "bias": False}],
+    ids=["plain", "deep"],
+)
+def test_one_graph_for_all_lengths(kind, settings):
+    check(Net(kind(5, 4, batch_first=True, **settings)), LENGTHS, GRAPHS)
+
+
+def test_sizes_that_are_dynamic_from_the_first():
+    model = Net(nn.GRU(5, 4, batch_first=True)).double()
+    call = torch.compile(model, backend="ort", dynamic=True)
+    for length in (3, 8, 5):
+        x = torch.randn(2, length, 5, dtype=torch.float64)
+        torch.testing.assert_close(call(x), model(x))
+    assert torch_ort.counters()["graphs_recorded"] == 1
+
+
 def test_given_states():
     state = torch.randn(1, 2, 4, dtype=torch.float64)
-    check(Net(nn.LSTM(5, 4, batch_first=True)), (3,), (state, state.cos()))
-    check(Net(nn.GRU(5, 4, batch_first=True)), (3,), state)
+    check(Net(nn.LSTM(5, 4, batch_first=True)), (3,), 1, (state, state.cos()))
+    check(Net(nn.GRU(5, 4, batch_first=True)), (3,), 1, state)
+
+
+def test_sequences_without_a_batch():
+    model = Net(nn.LSTM(5, 4))
+    x = torch.randn(3, 5)
+    call = torch.compile(model, backend="ort", fullgraph=True)
+    torch.testing.assert_close(call(x), model(x))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_dropout_between_layers_is_that_of_eager(kind):
+    model = Net(kind(5, 4, num_layers=3, dropout=0.4))
+    call = torch.compile(model, backend="ort", fullgraph=True)
+    x = torch.randn(6, 2, 5)
+    for training in (True, False):
+        model.train(training)
+        results = []
+        for function in (model, call):
+            torch.manual_seed(3)
+            results.append(run(function, model, x))
+        torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_inference(mode):
+    model = Net(nn.LSTM(5, 4, num_layers=2)).eval()
+    call = torch.compile(model, backend="ort", fullgraph=True)
+    with mode():
+        for length in (3, 5, 7):
+            x = torch.randn(length, 2, 5)
+            torch.testing.assert_close(call(x), model(x))
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_several_steps_of_an_optimizer():
+    models = [Net(nn.GRU(5, 4)) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    calls = [models[0], torch.compile(models[1], backend="ort", fullgraph=True)]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.05) for model in models]
+    for step in range(5):
+        x = torch.randn(4 + step, 3, 5)
+        for call, optimizer in zip(calls, optimizers, strict=True):
+            optimizer.zero_grad()
+            call(x)[0].square().sum().backward()
+            optimizer.step()
+    for a, b in zip(models[1].parameters(), models[0].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_two_calls_before_their_backwards():
+    model = Net(nn.LSTM(5, 4))
+    call = torch.compile(model, backend="ort", fullgraph=True)
+    results = []
+    for function in (model, call):
+        torch.manual_seed(0)
+        x = [torch.randn(length, 2, 5, requires_grad=True) for length in (3, 6)]
+        losses = [function(each)[0].sin().sum() for each in x]
+        results.append(torch.autograd.grad(losses[0], x[0]) + torch.autograd.grad(losses[1], x[1]))
+    torch.testing.assert_close(results[1], results[0])
+
+
+# What is left to eager PyTorch.
+
+
+class Around(nn.Module):
+    """Runs a layer in a way that has no kernels."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.before = way, nn.Linear(5, 5)
+        self.layer = nn.LSTM(5, 4, proj_size=3 if way == "projections" else 0)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.before(x).relu()
+        if self.way == "autocast":
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.layer(x)
+        if self.way == "packed":
+            return self.layer(nn.utils.rnn.pack_sequence([x[:, 0], x[:2, 1]]))[1]
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("way", ["projections", "autocast", "packed"])
+def test_layers_without_kernels_run_in_eager_pytorch(way, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model = Around(way)
+    call = torch.compile(model, backend="ort")
+    for length in (3, 5):
+        x = torch.randn(length, 2, 5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            torch.testing.assert_close(run(call, model, x), run(model, model, x))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_why_a_layer_is_left_out_is_said(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    with pytest.warns(FallbackWarning, match="Attempted to wrap RNN, GRU, or LSTM.*allow_rnn"):
+        torch.compile(Net(nn.LSTM(5, 4, proj_size=3)), backend="ort")(torch.randn(3, 2, 5))
+
+
+def test_other_backends_break_their_graphs_as_before():
+    model, x = Net(nn.LSTM(5, 4)), torch.randn(3, 2, 5)
+    torch.compile(model, backend="ort", fullgraph=True)(x)
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="Attempted to wrap RNN"):
+        torch.compile(model, backend="eager", fullgraph=True)(x)
+
+
+def test_gradients_that_are_differentiated_again_say_so(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model, x = Net(nn.GRU(5, 4)), torch.randn(3, 2, 5, requires_grad=True)
+    result = torch.compile(model, backend="ort")(x)[0].sin().sum()
+    (gradient,) = torch.autograd.grad(result, x, create_graph=True)
+    with pytest.raises(RuntimeError, match="torch_ort::recurrent_backward is not implemented"):
+        gradient.sum().backward()
 
 
 @pytest.mark.parametrize("cell", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 def test_cells_in_a_loop(cell):
-    check(Loop(cell(5, 4)), (3, 3))
+    check(Loop(cell(5, 4)), (3, 3), 1)

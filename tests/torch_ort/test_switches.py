@@ -103,7 +103,9 @@ class TestFallbackPolicy:
     def test_what_dynamo_leaves_out_raises(self, monkeypatch):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_DISABLE")
         with pytest.raises(torch_ort.Unsupported, match="Dynamo cannot capture it"):
-            compiled(module_with(lambda self, x: self.layer(x)[0], layer=nn.LSTM(4, 4)))(X)
+            compiled(
+                module_with(lambda self, x: self.layer(x)[0], layer=nn.LSTM(4, 8, proj_size=4))
+            )(X)
 
     def test_a_wrong_name(self, monkeypatch):
         monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "NEVER")

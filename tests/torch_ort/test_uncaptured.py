@@ -31,7 +31,7 @@ X = torch.randn(5, 6)
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.LSTM(6, 6)
+        self.layer = nn.LSTM(6, 12, proj_size=6)
         self.head = nn.Linear(6, 3)
 
     def forward(self, x):
@@ -223,7 +223,7 @@ def test_a_break_in_a_later_call(lenient):
 
 
 def test_a_layer_of_torch_by_itself(lenient):
-    run = compiled(nn.LSTM(6, 6))
+    run = compiled(nn.LSTM(6, 12, proj_size=6))
     (warning,) = told(lambda: [run(X), run(X)])
     assert (
         "no graph was captured: all of the compiled LSTM runs in eager PyTorch, because Dynamo "
@@ -235,7 +235,7 @@ def test_a_layer_of_torch_by_itself(lenient):
 
 def test_strict_raises_for_a_layer_of_torch():
     with pytest.raises(torch_ort.Unsupported, match="Attempted to wrap RNN, GRU, or LSTM"):
-        compiled(nn.LSTM(6, 6))(X)
+        compiled(nn.LSTM(6, 12, proj_size=6))(X)
 
 
 def asks(x):

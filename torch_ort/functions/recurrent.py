@@ -1,15 +1,17 @@
-"""Recurrent layers in a graph: each call of torch.lstm, gru and rnn is one node, for any length.
+"""Recurrent layers in a graph: a call of torch.lstm, gru or rnn is a few nodes, for any length.
 
 PyTorch writes most of them as a chain of operators, one link for each position of the sequence, so
-that a graph of theirs would serve one length. Here the layer runs as it does in eager PyTorch, with
-an autograd graph of its own, which lives as long as the node's context.
+that a graph of theirs would serve one length. On the CPU a layer is written as products over all
+positions and the operator `torch_ort::recurrent` (csrc/cpu/recurrent.h) for what each position
+needs of the one before. Elsewhere a call is one node, which runs as in eager PyTorch, with an
+autograd graph of its own that lives as long as the node's context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -18,6 +20,7 @@ from torch_ort._C import Unsupported
 from torch_ort.functions.call import Calls
 from torch_ort.functions.own_graph import gradients_through
 from torch_ort.pytorch.module_compat import RECURRENT_LAYERS, pack_padded_sequence
+from torch_ort.pytorch.recurrent_compat import recurrent_layers_captured
 from torch_ort.pytorch.trace_compat import is_traced
 
 
@@ -50,6 +53,110 @@ class RecurrentLayer(torch.autograd.Function):
         return (*[None] * (len(ctx.needs_input_grad) - len(own)), *own)
 
 
+def have_kernels(tensors: Sequence[torch.Tensor]) -> bool:
+    """Tell whether the engine has kernels for tensors: on the CPU, of float32 or float64 alone."""
+    dtype = tensors[0].dtype
+    return (
+        dtype in (torch.float32, torch.float64)
+        and all(each.device.type == "cpu" and each.dtype == dtype for each in tensors)
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+class Layers(NamedTuple):
+    """The layers of one call, as the functions of torch name what describes them."""
+
+    kind: str  # lstm, gru, rnn_tanh or rnn_relu
+    has_biases: bool
+    num_layers: int
+    dropout: float  # between layers, in training
+    is_training: bool
+    is_bidirectional: bool
+
+    def __call__(
+        self, sequence: torch.Tensor, states: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor]:  # fmt: skip
+        """Give the output and the last states.
+
+        `sequence` is [positions, batch, features], and each of the states is
+        [layers * directions, batch, width], as the states that are given back.
+        """
+        ends: list[Sequence[torch.Tensor]] = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(self._num_directions):
+                i = layer * self._num_directions + direction
+                own = weights[i * self._weights_each : (i + 1) * self._weights_each]
+                output, *end = self._run(
+                    sequence, [state[i] for state in states], own, direction == 1
+                )
+                outputs.append(output)
+                ends.append(end)
+            sequence = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+            if self.dropout and layer < self.num_layers - 1:
+                sequence = torch.dropout(sequence, self.dropout, self.is_training)
+        return [sequence, *(torch.stack(each) for each in zip(*ends, strict=True))]
+
+    @property
+    def num_weights(self) -> int:
+        """The number of weights. Layers with projections have more."""
+        return self.num_layers * self._num_directions * self._weights_each
+
+    @property
+    def _num_directions(self) -> int:
+        return 2 if self.is_bidirectional else 1
+
+    @property
+    def _num_states(self) -> int:
+        return 2 if self.kind == "lstm" else 1
+
+    @property
+    def _weights_each(self) -> int:
+        return 4 if self.has_biases else 2
+
+    def _run(
+        self, sequence: torch.Tensor, states: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor], reverse: bool,
+    ) -> Sequence[torch.Tensor]:  # fmt: skip
+        """Run one layer in one direction; give its output and its last states."""
+        of_input, of_state, *biases = weights
+        bias, hidden_bias = self._biases(biases)
+        state, memory = states if self.kind == "lstm" else (states[0], None)
+        gates = torch.nn.functional.linear(sequence, of_input, bias)
+        results = torch.ops.torch_ort.recurrent(
+            gates, of_state, hidden_bias, state, memory, self.kind, reverse, False
+        )
+        return results[: 1 + self._num_states]
+
+    def _biases(
+        self, biases: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Give what is added to the gates, and what a GRU adds inside of its reset gate."""
+        if not biases:
+            return None, None
+        of_input, of_state = biases
+        if self.kind != "gru":
+            return of_input + of_state, None
+        gates, inside = of_state.split([2 * of_state.shape[0] // 3, of_state.shape[0] // 3])
+        return of_input + torch.nn.functional.pad(gates, (0, inside.shape[0])), inside
+
+
+def layers_by_kernels(
+    kind: str, sequence: torch.Tensor, states: Any, weights: Sequence[torch.Tensor], *settings: Any
+) -> tuple[torch.Tensor, ...]:
+    """Give what torch.lstm, gru, rnn_tanh or rnn_relu give, for tensors that have kernels here.
+
+    The arguments are those of these functions.
+    """
+    *described, batch_first = settings
+    layers = Layers(kind, *described)
+    if batch_first:
+        sequence = sequence.transpose(0, 1)
+    output, *ends = layers(sequence, states if kind == "lstm" else [states], weights)
+    return (output.transpose(0, 1) if batch_first else output, *ends)
+
+
 def _has_numbers(tensor: torch.Tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not is_traced(tensor)
 
@@ -78,10 +185,12 @@ class _Whole(TorchFunctionMode):
                 "the wrapped module"
             )
         states, weights, *settings, batch_first = args
-        states = list(states) if kind == "lstm" else [states]
+        tensors = [sequence, *(states if kind == "lstm" else [states]), *weights]
+        if have_kernels(tensors) and Layers(kind, *settings).num_weights == len(weights):
+            return layers_by_kernels(kind, sequence, *args)
         if batch_first:
             sequence = sequence.transpose(0, 1)
-        arguments = (kind, len(states), *settings, sequence, *states, *weights)
+        arguments = (kind, 2 if kind == "lstm" else 1, *settings, sequence, *tensors[1:])
         output, *states = self._calls.put(RecurrentLayer, arguments)
         return (output.transpose(0, 1) if batch_first else output, *states)
 
@@ -104,3 +213,8 @@ def recurrent_layers_whole() -> Iterator[None]:
             yield
     finally:
         calls.forget()
+
+
+def recurrent_layers_in_graphs() -> AbstractContextManager[None]:
+    """Let Dynamo capture recurrent layers in the block, where there are kernels for them."""
+    return recurrent_layers_captured(layers_by_kernels, have_kernels)

@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
@@ -222,11 +222,15 @@ class Looked(NamedTuple):
     skipped: str = ""  # Dynamo's reason for passing it over
 
 
-def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], None]) -> None:
+def watch_frames(
+    is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], None],
+    around: Callable[[], AbstractContextManager[None]],
+) -> None:  # fmt: skip
     """Call `told(backend, what Dynamo did)` when Dynamo has looked at a function for a backend.
 
     Only for backends that are ours. Nothing is left out where a graph break is an error. Loggers'
-    messages that are said once break no graph of theirs.
+    messages that are said once break no graph of theirs. Dynamo looks at the function in the
+    context that `around()` gives.
     """
 
     def watched(convert: Callable, self: Any, frame: Any, *args: Any, **kwargs: Any) -> Any:
@@ -234,6 +238,7 @@ def watch_frames(is_ours: Callable[[Any], bool], told: Callable[[Any, Looked], N
         if not is_ours(backend):
             return convert(self, frame, *args, **kwargs)
         with (
+            around(),
             patches.LOGGER_CALLS.by(_say_once),
             # With dynamic=True every integer of a module would be a symbol from the first.
             patches.INTEGERS_OF_MODULES.by(dynamo_config.assume_static_by_default),

@@ -209,6 +209,20 @@ LOGGER_CALLS = Function(
     "Dynamo breaks a graph where a logger is called; what is said once in a process may be said "
     "in a capture.",
 )
+RECURRENT_MODULES = Setting(
+    "torch._dynamo.config:allow_rnn",
+    "Dynamo refuses modules of recurrent layers, which the engine has kernels for.",
+    scope=Scope.CONTEXT,
+)
+WRAPPED_MODULES = Function(
+    "torch._dynamo.variables.builder:VariableBuilder.wrap_module",
+    "As above: which modules these are.",
+)
+FUNCTIONS_IN_GRAPHS = Function(
+    "torch._dynamo.variables.torch:TorchInGraphFunctionVariable.call_function",
+    "Dynamo writes a recurrent layer as operators for each position of the sequence; one graph is "
+    "to serve all lengths.",
+)
 INTEGERS_OF_MODULES = Setting(
     "torch._dynamo.config:allow_unspec_int_on_nn_module",
     "A counter in an attribute of a module is no constant of a function that is compiled for our "

@@ -33,12 +33,13 @@ NAMES = {
     "torch._VF": "_pack_padded_sequence gru lstm rnn_relu rnn_tanh",
     "torch._dispatch.python": "enable_python_dispatcher no_python_dispatcher",
     "torch._dynamo": """
-        config.assume_static_by_default config.disable config.fail_on_recompile_limit_hit
-        config.skip_tensor_guards_with_matching_dict_tags config.suppress_errors
+        config.allow_rnn config.assume_static_by_default config.disable
+        config.fail_on_recompile_limit_hit config.skip_tensor_guards_with_matching_dict_tags
+        config.suppress_errors
         convert_frame.has_tensor_in_frame eval_frame.OptimizedModule._call_lazy_check
         eval_frame._stance.stance eval_frame.innermost_backend eval_frame.innermost_fn
-        exc.Unsupported exc.UserError external_utils.wrap_inline symbolic_convert.tls
-        trace_rules.check
+        exc.Unsupported exc.UserError exc.unimplemented external_utils.wrap_inline
+        symbolic_convert.tls trace_rules.check
         """,
     "torch._dynamo.backends.common": "aot_autograd",
     "torch._dynamo.backends.distributed": "DDPOptimizer",
@@ -48,7 +49,7 @@ NAMES = {
     "torch._dynamo.source": "AttrSource LocalSource",
     "torch._dynamo.types": "ConvertFrameReturn FrameAction FrameExecStrategy",
     "torch._dynamo.utils": "ExactWeakKeyDictionary get_metrics_context graph_break_reasons",
-    "torch._dynamo.variables": "ConstantVariable",
+    "torch._dynamo.variables": "ConstantVariable UserFunctionVariable",
     "torch._functorch._aot_autograd.descriptors": "GradAOTOutput PlainAOTInput PlainAOTOutput",
     "torch._functorch._aot_autograd.schemas": "OutputType",
     "torch._functorch.partitioners": "default_partition",
