@@ -237,6 +237,14 @@ class TestExplain:
         assert roofline.flops == {"bfloat16": 2 * 2 * 16 * 64 * 32}
         assert given_peaks[0] == ("bfloat16", "")
 
+    def test_recurrent_layers(self, given_peaks):
+        """There is a product for each position, forward and backward."""
+        layer = nn.GRU(6, 8)
+        report = torch_ort.explain(layer, torch.randn(5, 3, 6), roofline=True)
+        sizes = {(each.op, each.sizes) for each in report.roofline.products}
+        assert ("torch_ort::recurrent", "5 of 3×8×24") in sizes
+        assert ("torch_ort::recurrent_backward", "5 of 3×24×8") in sizes
+
     def test_no_products(self, given_peaks):
         report = torch_ort.explain(nn.Tanh(), torch.randn(4), roofline=True)
         assert report.roofline.flops == {}

@@ -1,4 +1,4 @@
-"""What products of matrices, convolutions and attention compute: their sizes and operations."""
+"""What products, convolutions, attention and recurrent layers compute: sizes and operations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Product:
 
 
 def product(op: str, args: Sequence[Any]) -> Product | None:
-    """Say what an operator of ATen computes, if it is a product.
+    """Say what an operator computes, if it is a product; those of ATen stand without `aten::`.
 
     `args` are those of its schema by position; a tensor is given by its shape.
     """
@@ -60,6 +60,12 @@ def product(op: str, args: Sequence[Any]) -> Product | None:
         first, causal = _ATTENTION[op]
         is_causal = len(args) > causal and args[causal]
         return attention(*args[first : first + 3], is_causal, op.endswith("_backward"))
+    if op == "torch_ort::recurrent":  # a product for each position
+        (positions, batch, gates), (_, width) = args[:2]
+        return _product(positions, batch, width, gates)
+    if op == "torch_ort::recurrent_backward":
+        (gates, width), (positions, batch, _) = args[3], args[6]
+        return _product(positions, batch, gates, width)
     return None
 
 

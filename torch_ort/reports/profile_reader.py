@@ -148,7 +148,7 @@ def _measured(profiler: torch.profiler.profile) -> Iterator[tuple[Any, list[Any]
 
 def _products(event: Any) -> Iterator[Product]:
     """Give the products that run within an event; not those that make up a larger one."""
-    if event.name.startswith("aten::"):
+    if event.name.startswith(("aten::", "torch_ort::recurrent")):
         pairs = zip(event.input_shapes, event.concrete_inputs, strict=True)
         args = [shape if value is None else value for shape, value in pairs]
         if (found := product(event.name.removeprefix("aten::"), args)) is not None:
