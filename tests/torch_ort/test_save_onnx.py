@@ -299,6 +299,18 @@ def test_each_node_has_the_line_that_it_comes_from(grad: bool, tmp_path) -> None
         assert {node.doc_string for node in nodes} == {f"test_save_onnx.py:{line}"}
 
 
+@pytest.mark.parametrize("emulates", [False, True])
+def test_a_rewrite_that_an_option_switches_off_is_in_no_file(emulates: bool, save) -> None:
+    """Two casts that cancel each other but for what they round stay where eager's are emulated."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return x.relu().bfloat16().float() + 1
+
+    files = save(rounded, torch.randn(4), emulate_eager_casts=emulates)
+    ops = [node.op_type for node in onnx.load(files["optimized"]).graph.node]
+    assert ops.count("Cast") == (2 if emulates else 0)
+
+
 # ---- training graphs
 
 

@@ -14,6 +14,7 @@ import torch
 from torch_ort import _C
 from torch_ort.debug.numbers import Difference, Results, differences, names_of, with_noise
 from torch_ort.engine import compiler
+from torch_ort.engine.passes import disabled_passes, row_sources
 from torch_ort.engine.program import Program
 from torch_ort.options import Options, resolve
 from torch_ort.pytorch.generators import TorchGenerators
@@ -81,7 +82,7 @@ class Case:
         """
         graph = self.program.captured.clone()
         options = dataclasses.replace(self.options, exact_random=True)
-        disabled, sources = compiler.disabled_passes(options), compiler.row_sources(options)
+        disabled, sources = disabled_passes(options), row_sources(options)
         reports = _C.run_pipeline(graph, disabled, count, row_sources=sources)
         optional = {each.name for each in _C.passes() if not each.is_needed}
         return graph, [(name, made) for name, made, _ in reports if name in optional]

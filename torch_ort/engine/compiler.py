@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_ort import _C
-from torch_ort.core.switches import OTHER_SWITCHES
 from torch_ort.engine import budget, cuda, onnx_files, out_forms, tuning
+from torch_ort.engine.passes import disabled_passes, row_sources
 from torch_ort.engine.program import Program
 from torch_ort.fallback import asked_for, stage
 from torch_ort.options import session_options
@@ -152,30 +152,6 @@ def recomputable(program: Program, options: Options) -> _C.BudgetReport:
         row_sources=row_sources(options),
     )  # fmt: skip
     return listed
-
-
-def disabled_passes(options: Options) -> list[str]:
-    """List the passes that options switch off, by name or because they do not go with one."""
-    names = [name for name in options.disable if name not in OTHER_SWITCHES]
-    asked = session_options(options)
-    return names + [each.name for each in _C.passes() if not _goes_with(each, options, asked)]
-
-
-def _goes_with(each: _C.Pass, options: Options, asked: _C.SessionOptions) -> bool:
-    """Tell whether a pass may run under all options but `disable`."""
-    if each.not_with is not None and getattr(options, each.not_with):
-        return False
-    if each.only_under is not None and not getattr(options, each.only_under):
-        return False
-    if each.needs_products and not asked.products:
-        return False
-    return not each.needs_region_kernels or asked.region_mode == "kernel"
-
-
-def row_sources(options: Options) -> _C.RowSources:
-    """Tell which inputs may say what rows nobody reads."""
-    asked = session_options(options)
-    return _C.RowSources(labels=asked.rows_by_labels, padding=asked.rows_by_padding)
 
 
 def compile_session(program: Program, options: Options) -> _C.Session:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_ort import _C
+from torch_ort.engine.passes import disabled_in_files
 from torch_ort.pytorch.trace_compat import FakeTensor, real_tensors
 
 if TYPE_CHECKING:
@@ -77,15 +78,10 @@ def write(program: Program, options: Options, sources: dict[str, Source]) -> Non
     `sources` are those of the inputs and symbols, by the names that they have in the graph.
     """
     optimized = program.captured.clone()
-    _C.run_pipeline(optimized, disabled_passes(options), options.bisect)
+    _C.run_pipeline(optimized, disabled_in_files(options), options.bisect)
     for kind, graph in (("captured", program.captured.clone()), ("optimized", optimized)):
         path = f"{options.onnx_prefix}_{program.number}_{kind}.onnx"
         save(graph, path, program, options, sources)
-
-
-def disabled_passes(options: Options) -> list[str]:
-    """List the passes that a graph does not see which other programs read."""
-    return [*options.disable, *(each.name for each in _C.passes() if each.writes_engine_ops)]
 
 
 def save(

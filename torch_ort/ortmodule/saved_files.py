@@ -9,6 +9,7 @@ import onnx
 
 from torch_ort import _C
 from torch_ort.engine import onnx_files
+from torch_ort.engine.passes import disabled_in_files
 from torch_ort.engine.program import Program
 from torch_ort.options import Options
 
@@ -28,7 +29,7 @@ class SavedFiles:
 
         `prepared` is the captured graph after passes of the user's own.
         """
-        engine_only = onnx_files.disabled_passes(options)
+        engine_only = disabled_in_files(options)
         moves_border = [each.name for each in _C.passes() if each.moves_border]
         exported, spelled_out = program.captured.clone(), prepared.clone()
         _C.spell_out(spelled_out, options.opset)
