@@ -106,6 +106,15 @@ def test_switching_gradients_off_draws_nothing(draws):
     assert seeding.is_found == draws
 
 
+def test_states_may_be_put_back_one_after_another():
+    """Dynamo does so with those of the CPU and of a GPU."""
+    with watched_seeding() as seeding, DrawsNoted():
+        state = torch.get_rng_state()
+        for _ in range(2):
+            torch.set_rng_state(state)
+    assert not seeding.is_found
+
+
 def test_seeding_raises_in_strict_mode():
     with pytest.raises(ORTModuleONNXModelException, match=r"puts its state back .*fork_rng"):
         ORTModule(Net(forked))(torch.ones(3, 4))

@@ -91,8 +91,9 @@ class Seeding:
             self._is_fresh = True
             return generator.get_state()
         puts_back = name == "set_state" and self._is_fresh
-        if not puts_back or not torch.equal(args[0], generator.get_state()):
-            self._is_noted = True
+        with _not_watched():  # to compare is no draw
+            if not puts_back or not torch.equal(args[0], generator.get_state()):
+                self._is_noted = True
         return generator.initial_seed() if name == "seed" else generator
 
     @property
