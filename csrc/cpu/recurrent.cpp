@@ -162,7 +162,7 @@ class ForwardPart {
   }
 
  private:
-  // What is kept of this time, or would be. Without backward there are two places for c, by turns.
+  // What is kept of this time. Without backward all times have the same place.
   T* kept(int64_t part) const {
     if (forward_.kept != nullptr) {
       return part_.rows_of(forward_.kept, t_, num_kept(part_.layer.cell), part);
@@ -179,12 +179,11 @@ class ForwardPart {
 
   const T* lstm(const T* before, const T* memory, T* after) {
     T *in = kept(0), *forget = kept(1), *fresh = kept(2), *out = kept(3), *now = kept(4);
-    // The words read and write each position by itself, so c may be written over itself.
     for (int64_t gate = 0; gate < 4; ++gate) add_state(gate, kept(gate), before);
     for (T* each : {in, forget, out}) part_.word(Opcode::kSigmoid, part_.n, each, each);
     part_.word(Opcode::kTanh, part_.n, fresh, fresh);
     part_.word(Opcode::kMul, part_.n, after, in, fresh);
-    part_.word(Opcode::kMulAdd, part_.n, now, forget, memory, after);
+    part_.word(Opcode::kMulAdd, part_.n, now, forget, memory, after);  // `now` may be `memory`
     part_.word(Opcode::kTanh, part_.n, after, now);
     part_.word(Opcode::kMul, part_.n, after, out, after);
     return now;
