@@ -217,6 +217,12 @@ def without_network(checkout: Path) -> Path:
         command.write_text(f"#!/bin/sh\n{words}\n")
         command.chmod(0o755)
     (checkout / "torch_ort" / "_build_info.py").write_text("own")
+    (checkout / "torch_ort" / "__init__.py").write_text("")
+    (checkout / "cmake").mkdir()
+    shutil.copy(ROOT / "cmake" / "checkout.py", checkout / "cmake")
+    copies = f'case "$1" in cmake/checkout.py) exec {sys.executable} "$@";; esac\n'
+    python = COMMAND.replace("#!/bin/sh\n", f"#!/bin/sh\n{copies}")
+    (checkout / "bin" / "python3").write_text(python)
     return checkout
 
 
@@ -250,7 +256,7 @@ def test_prebuild_leaves_what_build_takes(without_network):
         assert "-m pytest " in calls[-1]
         assert (trial / "torch_ort" / "_C.cpython-312-x86_64-linux-gnu.so").exists()
         # The checkout has the build that it had.
-        assert files_in(checkout / "torch_ort") == ["_build_info.py"]
+        assert files_in(checkout / "torch_ort") == ["__init__.py", "_build_info.py"]
         assert (checkout / "torch_ort" / "_build_info.py").read_text() == "own"
 
 
