@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
 #include <vector>
 
 namespace torch_ort::cpu {
@@ -128,12 +127,12 @@ struct Part {
 template <typename T>
 class ForwardPart {
  public:
-  ForwardPart(const Recurrence<T>& layer, const RecurrentForward<T>& forward,
-              const PackedFactor<T>& weight, const Kernels<T>& kernels, int64_t begin, int64_t end)
-      : part_(layer, kernels, begin, end),
+  ForwardPart(const Part<T>& part, const RecurrentForward<T>& forward,
+              const PackedFactor<T>& weight)
+      : part_(part),
         forward_(forward),
         weight_(weight),
-        scratch_(thread_memory<T, Use::kStates>((num_kept(layer.cell) + 1) * part_.n)) {}
+        scratch_(thread_memory<T, Use::kStates>((num_kept(part.layer.cell) + 1) * part.n)) {}
 
   void run() {
     const T* before = part_.rows_of(part_.layer.state, 0);
@@ -207,7 +206,7 @@ class ForwardPart {
     part_.word(Opcode::kMulAdd, part_.n, after, update, change, fresh);
   }
 
-  const Part<T> part_;
+  const Part<T>& part_;
   const RecurrentForward<T>& forward_;
   const PackedFactor<T>& weight_;
   T* scratch_;
@@ -221,12 +220,12 @@ constexpr int64_t kBuffers = 6;
 template <typename T>
 class BackwardPart {
  public:
-  BackwardPart(const Recurrence<T>& layer, const RecurrentBackward<T>& backward,
-               const PackedFactor<T>& weight, const Kernels<T>& kernels, int64_t begin, int64_t end)
-      : part_(layer, kernels, begin, end),
+  BackwardPart(const Part<T>& part, const RecurrentBackward<T>& backward,
+               const PackedFactor<T>& weight)
+      : part_(part),
         backward_(backward),
         weight_(weight),
-        scratch_(thread_memory<T, Use::kStates>(kBuffers * part_.n)) {}
+        scratch_(thread_memory<T, Use::kStates>(kBuffers * part.n)) {}
 
   void run() {
     begin_with(state(), backward_.last_gradient);
@@ -336,7 +335,7 @@ class BackwardPart {
     through_weight(backward_.gates_gradient, nullptr);
   }
 
-  const Part<T> part_;
+  const Part<T>& part_;
   const RecurrentBackward<T>& backward_;
   const PackedFactor<T>& weight_;
   T* scratch_;
@@ -344,45 +343,41 @@ class BackwardPart {
   int64_t t_ = 0;
 };
 
-// Calls `work` with ranges of the batch.
+// Calls `work` with each thread's part.
 template <typename T, typename F>
-void for_rows(const Recurrence<T>& layer, F work) {
+void for_parts(const Recurrence<T>& layer, const Kernels<T>& kernels, F work) {
   const int64_t of_row = layer.steps * num_gates(layer.cell) * layer.width * layer.width;
   const int64_t grain =
       std::max(kLeastRows, ceil_div(kWorkPerThread, std::max<int64_t>(of_row, 1)));
-  parallel_for(0, layer.batch, grain, work);
+  parallel_for(0, layer.batch, grain,
+               [&](int64_t begin, int64_t end) { work(Part<T>(layer, kernels, begin, end)); });
 }
+
+struct CellRow {
+  std::string_view name;
+  int64_t gates, kept;
+};
+
+// In the order of Cell.
+constexpr std::array<CellRow, 4> kCells = {{
+    {"lstm", 4, 5},
+    {"gru", 3, 4},
+    {"rnn_tanh", 1, 0},
+    {"rnn_relu", 1, 0},
+}};
 
 }  // namespace
 
 Cell cell_from_name(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, Cell>, 4> kNames = {{
-      {"lstm", Cell::kLstm},
-      {"gru", Cell::kGru},
-      {"rnn_tanh", Cell::kTanh},
-      {"rnn_relu", Cell::kRelu},
-  }};
-  for (const auto& [known, cell] : kNames) {
-    if (known == name) return cell;
+  for (size_t i = 0; i < kCells.size(); ++i) {
+    if (kCells[i].name == name) return static_cast<Cell>(i);
   }
   throw UserError(concat("cell: got ", name, ", want lstm, gru, rnn_tanh or rnn_relu"));
 }
 
-int64_t num_gates(Cell cell) {
-  switch (cell) {
-    case Cell::kLstm: return 4;
-    case Cell::kGru: return 3;
-    default: return 1;
-  }
-}
+int64_t num_gates(Cell cell) { return kCells.at(static_cast<size_t>(cell)).gates; }
 
-int64_t num_kept(Cell cell) {
-  switch (cell) {
-    case Cell::kLstm: return 5;
-    case Cell::kGru: return 4;
-    default: return 0;
-  }
-}
+int64_t num_kept(Cell cell) { return kCells.at(static_cast<size_t>(cell)).kept; }
 
 template <typename T>
 void run(const Recurrence<T>& layer, const RecurrentForward<T>& forward, Isa isa) {
@@ -399,9 +394,7 @@ void run(const Recurrence<T>& layer, const RecurrentForward<T>& forward, Isa isa
                      .steps = width});
   }
   const PackedFactor<T> weight(all, gates);
-  for_rows(layer, [&](int64_t begin, int64_t end) {
-    ForwardPart<T>(layer, forward, weight, all, begin, end).run();
-  });
+  for_parts(layer, all, [&](const Part<T>& part) { ForwardPart<T>(part, forward, weight).run(); });
 }
 
 template <typename T>
@@ -414,9 +407,8 @@ void run(const Recurrence<T>& layer, const RecurrentBackward<T>& backward, Isa i
                                       .along = width,
                                       .count = width,
                                       .steps = num_gates(layer.cell) * width}});
-  for_rows(layer, [&](int64_t begin, int64_t end) {
-    BackwardPart<T>(layer, backward, weight, all, begin, end).run();
-  });
+  for_parts(layer, all,
+            [&](const Part<T>& part) { BackwardPart<T>(part, backward, weight).run(); });
 }
 
 template void run(const Recurrence<float>&, const RecurrentForward<float>&, Isa);

@@ -82,6 +82,10 @@ struct Sizes {
   at::Tensor of_times(int64_t last, const at::Tensor& like) const {
     return at::empty({steps, batch, last}, like.options());
   }
+  // For the memory of an LSTM; empty for other cells.
+  at::Tensor of_memory(const at::Tensor& like) const {
+    return at::empty({is_lstm() ? batch : 0, width}, like.options());
+  }
   bool is_lstm() const { return cell == cpu::Cell::kLstm; }
 };
 
@@ -106,8 +110,9 @@ struct Layer {
         weight(of.checked(given_weight, {of.gates, of.width}, "weight")),
         state(given_state.contiguous()),
         memory(of.checked(given_memory, {of.batch, of.width}, "memory")) {
-    if (of.is_lstm() && !memory)
+    if (of.is_lstm() && !memory) {
       throw UserError("recurrent: memory: got none, which an LSTM needs");
+    }
   }
 
   template <typename T>
@@ -132,8 +137,7 @@ Results forward(const at::Tensor& sequence, const at::Tensor& weight, const Give
   const Layer layer(sizes, weight, state, memory);
   const Given added = sizes.checked(bias, {sizes.width}, "bias");
   at::Tensor output = sizes.of_times(sizes.width, state);
-  const std::vector<int64_t> of_memory = {sizes.is_lstm() ? sizes.batch : 0, sizes.width};
-  at::Tensor last_memory = at::empty(of_memory, state.options());
+  at::Tensor last_memory = sizes.of_memory(state);
   const int64_t kept_parts = keeps ? cpu::num_kept(sizes.cell) : 0;
   at::Tensor kept = at::empty({sizes.steps, kept_parts, sizes.batch, sizes.width}, state.options());
   const auto compute = [&]<typename T>(T /*dtype*/) {
@@ -168,8 +172,7 @@ Gradients backward(const Given& output_gradient, const Given& last_gradient,
   const bool is_gru = sizes.cell == cpu::Cell::kGru;
   at::Tensor hidden = is_gru ? at::empty_like(gates) : at::empty({0}, state.options());
   at::Tensor first = at::empty(of_state, state.options());
-  at::Tensor first_memory =
-      at::empty({sizes.is_lstm() ? sizes.batch : 0, sizes.width}, state.options());
+  at::Tensor first_memory = sizes.of_memory(state);
   const auto compute = [&]<typename T>(T /*dtype*/) {
     cpu::run<T>(layer.of<T>(reverse),
                 {.output = outputs.const_data_ptr<T>(),
@@ -224,7 +227,6 @@ at::Tensor weight_gradient(const at::Tensor& gradient, const at::Tensor& output,
 }
 
 using torch::autograd::AutogradContext;
-using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 // The positions of the tensors among the arguments.
