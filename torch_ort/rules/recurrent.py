@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from torch_ort.rules.forms import Size, Spec, empty, rows, spec_of
-from torch_ort.rules.table import rule_of
+from torch_ort.rules.forms import Size, Spec, rows
+from torch_ort.rules.table import rule_of, rule_of_ours
 
 aten = torch.ops.aten
-ops = torch.ops.torch_ort
 
-
-# By the name of a cell: the parts of its gates, and of what forward keeps of each time for backward
+# The parts of what forward keeps of each time for backward, by the name of a cell
 # (csrc/cpu/recurrent.h).
-_PARTS = {"lstm": (4, 5), "gru": (3, 4), "rnn_tanh": (1, 0), "rnn_relu": (1, 0)}
+_KEPT = {"lstm": 5, "gru": 4, "rnn_tanh": 0, "rnn_relu": 0}
 
 
-@rule_of(ops.recurrent.default)
+@rule_of_ours("recurrent")
 def _layer(
     sequence: Spec, weight: Spec, bias: Spec | None, state: Spec, memory: Spec | None, cell: str,
     reverse: bool, keeps: bool,
 ) -> tuple[Spec, ...]:  # fmt: skip
     steps, (batch, width) = sequence.sizes[0], state.sizes
-    kept = _PARTS[cell][1] if keeps else 0
+    kept = _KEPT[cell] if keeps else 0
     return (
         rows([steps, batch, width], state),
         rows([batch, width], state),
@@ -33,14 +29,14 @@ def _layer(
     )
 
 
-@rule_of(ops.recurrent_backward.default)
+@rule_of_ours("recurrent_backward")
 def _layer_backward(
     output_gradient: Spec | None, last_gradient: Spec | None, last_memory_gradient: Spec | None,
     weight: Spec, state: Spec, memory: Spec | None, output: Spec, kept: Spec, cell: str,
     reverse: bool,
 ) -> tuple[Spec, ...]:  # fmt: skip
     steps, (batch, width) = output.sizes[0], state.sizes
-    gates = [steps, batch, width * _PARTS[cell][0]]
+    gates = [steps, batch, weight.sizes[0]]
     return (
         rows(gates, state),
         rows(gates if cell == "gru" else [0], state),
@@ -51,18 +47,6 @@ def _layer_backward(
 
 def _or_none(batch: Size, memory: Spec | None) -> Size:
     return 0 if memory is None else batch
-
-
-def _register_fake(name: str, rule: Any) -> None:
-    def fake(*args: Any) -> tuple[torch.Tensor, ...]:
-        specs = [spec_of(each) if isinstance(each, torch.Tensor) else each for each in args]
-        return tuple(map(empty, rule(*specs)))
-
-    torch.library.register_fake(f"torch_ort::{name}", fake)
-
-
-_register_fake("recurrent", _layer)
-_register_fake("recurrent_backward", _layer_backward)
 
 
 @rule_of(aten._thnn_fused_lstm_cell.default)

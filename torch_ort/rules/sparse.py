@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from torch_ort.rules.forms import Size, Spec, rows
-from torch_ort.rules.table import rule_of
-
-ops = torch.ops.torch_ort
+from torch_ort.rules.table import rule_of_ours
 
 
-@rule_of(ops.sparse_embedding_backward.default)
+@rule_of_ours("sparse_embedding_backward")
 def _embedding_backward(gradient: Spec, indices: Spec, num_weights: Size, *others: Any) -> Spec:
     return rows([num_weights, gradient.sizes[-1]], gradient)
 
 
-@rule_of(ops.sparse_embedding_bag_backward.default)
+@rule_of_ours("sparse_embedding_bag_backward")
 def _embedding_bag_backward(
     gradient: Spec, indices: Spec, offsets: Spec, bags: Spec, sizes: Spec, largest: Spec,
     num_weights: Size, *others: Any,
@@ -29,28 +25,6 @@ def _embedding_bag_backward(
     return rows([num_weights, gradient.sizes[-1]], gradient)
 
 
-@rule_of(ops.sparse_gather_backward.default)
+@rule_of_ours("sparse_gather_backward")
 def _gather_backward(gradient: Spec, source: Spec, dim: int, index: Spec) -> Spec:
     return rows(source.sizes, gradient)
-
-
-@torch.library.register_fake("torch_ort::sparse_embedding_backward")
-def _fake_embedding_backward(
-    gradient: torch.Tensor, indices: torch.Tensor, num_weights: Size, *others: Any
-) -> torch.Tensor:
-    return gradient.new_empty(num_weights, gradient.shape[-1])
-
-
-@torch.library.register_fake("torch_ort::sparse_embedding_bag_backward")
-def _fake_embedding_bag_backward(
-    gradient: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, bags: torch.Tensor,
-    sizes: torch.Tensor, largest: torch.Tensor, num_weights: Size, *others: Any,
-) -> torch.Tensor:  # fmt: skip
-    return gradient.new_empty(num_weights, gradient.shape[-1])
-
-
-@torch.library.register_fake("torch_ort::sparse_gather_backward")
-def _fake_gather_backward(
-    gradient: torch.Tensor, source: torch.Tensor, dim: int, index: torch.Tensor
-) -> torch.Tensor:
-    return gradient.new_empty(source.shape)
