@@ -138,8 +138,9 @@ class Layers(NamedTuple):
         of_input, of_state = biases
         if self.kind != "gru":
             return of_input + of_state, None
-        gates, inside = of_state.split([2 * of_state.shape[0] // 3, of_state.shape[0] // 3])
-        return of_input + torch.nn.functional.pad(gates, (0, inside.shape[0])), inside
+        width = of_state.shape[0] // 3
+        gates, inside = of_state.split([2 * width, width])
+        return of_input + torch.nn.functional.pad(gates, (0, width)), inside
 
 
 def layers_by_kernels(
@@ -150,11 +151,20 @@ def layers_by_kernels(
     The arguments are those of these functions.
     """
     *described, batch_first = settings
-    layers = Layers(kind, *described)
-    if batch_first:
-        sequence = sequence.transpose(0, 1)
-    output, *ends = layers(sequence, states if kind == "lstm" else [states], weights)
-    return (output.transpose(0, 1) if batch_first else output, *ends)
+    layers, given = Layers(kind, *described), states if kind == "lstm" else [states]
+    return _positions_first(
+        lambda sequence: layers(sequence, given, weights), sequence, batch_first
+    )
+
+
+def _positions_first(
+    run: Callable[[torch.Tensor], Sequence[torch.Tensor]], sequence: torch.Tensor, batch_first: bool
+) -> tuple[torch.Tensor, ...]:
+    """Give what `run` gives for a sequence; it takes and gives those with positions first."""
+    if not batch_first:
+        return tuple(run(sequence))
+    output, *ends = run(sequence.transpose(0, 1))
+    return (output.transpose(0, 1), *ends)
 
 
 def _has_numbers(tensor: torch.Tensor) -> bool:
@@ -185,14 +195,16 @@ class _Whole(TorchFunctionMode):
                 "the wrapped module"
             )
         states, weights, *settings, batch_first = args
-        tensors = [sequence, *(states if kind == "lstm" else [states]), *weights]
-        if have_kernels(tensors) and Layers(kind, *settings).num_weights == len(weights):
+        given = list(states) if kind == "lstm" else [states]
+        has_kernels = have_kernels([sequence, *given, *weights])
+        if has_kernels and Layers(kind, *settings).num_weights == len(weights):
             return layers_by_kernels(kind, sequence, *args)
-        if batch_first:
-            sequence = sequence.transpose(0, 1)
-        arguments = (kind, 2 if kind == "lstm" else 1, *settings, sequence, *tensors[1:])
-        output, *states = self._calls.put(RecurrentLayer, arguments)
-        return (output.transpose(0, 1) if batch_first else output, *states)
+
+        def put(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
+            arguments = (kind, len(given), *settings, sequence, *given, *weights)
+            return self._calls.put(RecurrentLayer, arguments)
+
+        return _positions_first(put, sequence, batch_first)
 
 
 _PACKING = "pack_padded_sequence"
