@@ -5,7 +5,7 @@ graph for each length of their sequences. For our backends it captures such a la
 computes it, for any length, where there are kernels; the setting stays as the user has it, for
 others.
 
-Each name has a test in tests/pytorch/test_compat.py, which fails when torch changes it.
+tests/torch_ort/test_recurrent.py fails when torch changes one of the names.
 """
 
 from __future__ import annotations
