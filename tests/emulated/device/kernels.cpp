@@ -140,11 +140,15 @@ bool gives_row_major(const OperatorHandle& op) {
 
 // oneDNN's products of bfloat16 read pairs. Of a row of odd length on a processor with AMX they
 // read what lies behind it, and multiply it with zero; libraries of a GPU leave it alone.
-bool reads_behind_rows(const OperatorHandle& op, size_t argument) {
+bool reads_behind_rows(const OperatorHandle& op) {
   static const std::set<std::string> products = {"aten::mm", "aten::addmm", "aten::bmm",
                                                  "aten::baddbmm"};
+  return products.contains(op.schema().name());
+}
+
+bool is_written(const OperatorHandle& op, size_t argument) {
   const auto* alias = op.schema().arguments()[argument].alias_info();
-  return products.contains(op.schema().name()) && (alias == nullptr || !alias->isWrite());
+  return alias != nullptr && alias->isWrite();
 }
 
 bool has_gaps(const at::Tensor& tensor) {
@@ -191,7 +195,7 @@ void run_on_cpu(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   }
 
   CpuView view;
-  const bool row_major = gives_row_major(op);
+  const bool row_major = gives_row_major(op), closes_gaps = reads_behind_rows(op);
   bool has_generator = false;
   for (size_t i = first; i < stack->size(); ++i) {
     IValue& value = (*stack)[i];
@@ -204,9 +208,9 @@ void run_on_cpu(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
       value = at::detail::createCPUGenerator(next_stream(generator));
       has_generator = true;
     } else {
-      const bool closes_gaps = reads_behind_rows(op, i - first);
+      const bool is_read = closes_gaps && !is_written(op, i - first);
       value = map_tensors(as_numbers(value), [&](const at::Tensor& tensor) {
-        const bool copies = (row_major && tensor.defined()) || (closes_gaps && has_gaps(tensor));
+        const bool copies = (row_major && tensor.defined()) || (is_read && has_gaps(tensor));
         return view.to_cpu(copies ? tensor.contiguous() : tensor);
       });
     }
