@@ -137,4 +137,4 @@ def test_a_model_is_measured_on_both_roads(tmp_path):
     for row in (compiled, module):
         assert row["measured"]["breaks"] == 0
         # The two biases of a direction have one gradient, which autograd copies for the second one.
-        assert row["measured"]["profile"]["eager_calls"] <= 2
+        assert row["measured"]["profile"]["eager_calls"] == 2

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from recurrent_kinds import KINDS
+from torch import Tensor
 from torch.nn import functional
 
 import torch_ort  # noqa: F401  (registers the operators)
@@ -14,18 +15,12 @@ import torch_ort  # noqa: F401  (registers the operators)
 recurrent = torch.ops.torch_ort.recurrent
 pytestmark = pytest.mark.ort_only
 
-CELLS = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+CELLS = tuple(KINDS)
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 CLOSE = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-10},
     torch.float32: {"rtol": 1e-4, "atol": 1e-5},
 }
-
-
-def layer_of(cell: str, features: int, width: int, **settings: object) -> nn.RNNBase:
-    if cell.startswith("rnn"):
-        return nn.RNN(features, width, nonlinearity=cell.removeprefix("rnn_"), **settings)
-    return {"lstm": nn.LSTM, "gru": nn.GRU}[cell](features, width, **settings)
 
 
 class Given(NamedTuple):
@@ -59,7 +54,7 @@ def given(cell: str, steps: int, batch: int, width: int, dtype=torch.float32) ->
 def through_layer(cell: str, it: Given, reverse: bool) -> list[Tensor]:
     """Let torch.nn's layer compute it: its input is the sequence, by a weight of ones."""
     width = it.state.shape[1]
-    layer = layer_of(cell, it.sequence.shape[2], width, bidirectional=True).to(it.state.dtype)
+    layer = KINDS[cell](it.sequence.shape[2], width, bidirectional=True).to(it.state.dtype)
     suffix = "_reverse" if reverse else ""
     names = [name + suffix for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")]
     none = torch.zeros(GATES[cell] * width, dtype=it.state.dtype)

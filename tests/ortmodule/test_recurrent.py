@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from recurrent_kinds import KINDS
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
@@ -62,13 +63,6 @@ def compare(net, inputs, captures=1, with_grad=True, rtol=1e-4, atol=1e-5):
 def lengths(batch_first=False):
     shapes = [(5, 2), (9, 3), (1, 1), (5, 2), (2, 7)]
     return [(torch.randn(*(reversed(s) if batch_first else s), 6),) for s in shapes]
-
-
-def relu(*args, **settings):
-    return nn.RNN(*args, nonlinearity="relu", **settings)
-
-
-KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": relu}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from recurrent_kinds import KINDS
 from torch import Tensor, nn
 from torch._dynamo import config
 
@@ -68,11 +69,6 @@ def check(model: nn.Module, lengths: tuple[int, ...], graphs: int, *states: Any)
     assert after["graphs_recorded"] - before["graphs_recorded"] == graphs
 
 
-def relu(*args: Any, **settings: Any) -> nn.RNN:
-    return nn.RNN(*args, nonlinearity="relu", **settings)
-
-
-KINDS = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": relu}
 # One graph for the first length, one for any, and one for 1, by which Dynamo decides.
 LENGTHS, GRAPHS = (3, 3, 2, 4, 9, 7, 1), 3
 
