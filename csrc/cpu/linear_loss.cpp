@@ -15,8 +15,6 @@
 //
 // Classes are summed in groups, whose number depends on sizes alone: results do not depend on the
 // number of threads.
-#include "ops/linear_loss.h"
-
 #include "base/error.h"
 #include "base/rounding.h"
 #include "cpu/parallel.h"
@@ -24,6 +22,7 @@
 #include "cpu/program.h"
 #include "cpu/rows.h"
 #include "cpu/thread_memory.h"
+#include "ops/linear_loss_operands.h"
 
 #include <c10/util/Exception.h>
 
@@ -43,43 +42,10 @@ namespace {
 
 constexpr int64_t kBlock = 512;  // in classes
 
-// The inputs or outputs by name; nullptr for those that are left out.
 template <typename Each>
-struct Operands {
-  Each hidden{}, weight{}, labels{}, bias{}, class_weight{}, loss_grad{}, sums_grad{},
-      square_grad{}, list{};
-};
+using Operands = ops::LinearLossInputs<Each>;
 template <typename Each>
-struct Results {
-  Each loss{}, workspace{}, logits{}, hidden_grad{}, weight_grad{}, bias_grad{}, sums{},
-      logsumexp{};
-};
-
-template <typename Each, typename At>
-Operands<Each> operands(const ops::LinearLoss& form, At at) {
-  int next = 3;
-  Operands<Each> found{at(0), at(1), at(2)};
-  if (form.has_bias) found.bias = at(next++);
-  if (form.has_class_weight) found.class_weight = at(next++);
-  if (form.has_loss_grad) found.loss_grad = at(next++);
-  if (form.has_sums_grad) found.sums_grad = at(next++);
-  if (form.has_square_grad) found.square_grad = at(next++);
-  if (form.has_row_list) found.list = at(next++);
-  return found;
-}
-
-template <typename Each, typename At>
-Results<Each> results(const ops::LinearLoss& form, At at) {
-  int next = 2;
-  Results<Each> found{at(0), at(1)};
-  if (form.has_logits) found.logits = at(next++);
-  if (form.has_hidden_grad) found.hidden_grad = at(next++);
-  if (form.has_weight_grad) found.weight_grad = at(next++);
-  if (form.has_bias_grad) found.bias_grad = at(next++);
-  if (form.has_sums) found.sums = at(next++);
-  if (form.has_logsumexp) found.logsumexp = at(next++);
-  return found;
-}
+using Results = ops::LinearLossResults<Each>;
 
 template <typename T>
 class LinearCrossEntropy final : public Kernel {
@@ -89,8 +55,8 @@ class LinearCrossEntropy final : public Kernel {
       : form_(ops::linear_loss(node)),
         isa_(isa),
         kernels_(kernels<T>(isa)),
-        in_(operands<Layout>(form_, [&](int i) { return inputs.at(i); })),
-        out_(results<Layout>(form_, [&](int i) { return outputs.at(i); })) {
+        in_(ops::linear_loss_inputs<Layout>(form_, [&](int i) { return inputs.at(i); })),
+        out_(ops::linear_loss_results<Layout>(form_, [&](int i) { return outputs.at(i); })) {
     check();
     rows_ = in_.hidden.sizes[0];
     width_ = in_.hidden.sizes[1];
@@ -114,9 +80,10 @@ class LinearCrossEntropy final : public Kernel {
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
-    Call call{
-        operands<const char*>(form_, [&](int i) { return static_cast<const char*>(inputs[i]); }),
-        results<char*>(form_, [&](int i) { return static_cast<char*>(outputs[i]); })};
+    Call call{ops::linear_loss_inputs<const char*>(
+                  form_, [&](int i) { return static_cast<const char*>(inputs[i]); }),
+              ops::linear_loss_results<char*>(
+                  form_, [&](int i) { return static_cast<char*>(outputs[i]); })};
     const double total = sum_weights(call);
     call.factor = form_.is_mean() ? 1 / total : 1;
     call.class_sum = sum_class_weights(call);

@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "cuda/casts.h"
 #include "cuda/driver.h"
+#include "cuda/linear_loss.h"
 #include "cuda/region.h"
 #include "cuda/settings.h"
 #include "cuda/sorted_sums.h"
@@ -16,6 +17,7 @@ using region::Layout;
 constexpr region::KernelRow kKernels[] = {
     {"Casts", make_casts},
     {"EmbeddingGrad", make_sorted_sums, /*sorts_ids=*/true},
+    {.op = "LinearCrossEntropy", .make = make_linear_loss, .uses_library = true},
     {"TakeGrad", make_sorted_sums, /*sorts_ids=*/true},
 };
 

@@ -1,6 +1,8 @@
 #include "ops/linear_loss.h"
 
 #include "base/error.h"
+#include "base/rounding.h"
+#include "ops/formula.h"
 
 #include <algorithm>
 #include <iterator>
@@ -16,6 +18,12 @@ constexpr int64_t kLogitBytes = 128 << 20;
 constexpr int64_t kRowUnit = 48, kMostRows = 528;
 constexpr int64_t kSumBytes = 8 << 20;
 constexpr int64_t kMostGroups = 64, kLeastGroups = 4;
+
+// With a library. The gradient of the weight, and the weight twice, are read again for each chunk,
+// and the products want thousands of rows to keep a GPU busy.
+constexpr int64_t kLibraryLogitBytes = 256 << 20;
+constexpr int64_t kLibraryRowUnit = 128, kLeastLibraryRows = 1024;
+constexpr int64_t kRowBytes = 16;  // what rows of logits are multiples of
 
 struct Part {
   const char* attr;
@@ -89,6 +97,25 @@ int64_t workspace_size(const LinearLoss& loss, int64_t classes, int64_t width) {
   if (loss.has_sums) of_row += 2 * loss.groups;  // by group, in float64
   if (loss.has_sums_grad) of_row += 1;
   return loss.rows * of_row;
+}
+
+void choose_library_chunks(LinearLoss& loss, int64_t rows, int64_t classes, ir::DType hidden) {
+  const int64_t row_bytes = std::max<int64_t>(classes, 1) * ir::size_bytes(hidden);
+  const int64_t most = std::max(kLibraryLogitBytes / row_bytes, kLeastLibraryRows);
+  const int64_t chunks = std::max<int64_t>(ceil_div(rows, most), 1);
+  loss.rows = round_up(std::max<int64_t>(ceil_div(rows, chunks), 1), kLibraryRowUnit);
+  loss.groups = 1;
+}
+
+LibraryWorkspace library_workspace(const LinearLoss& loss, int64_t classes, ir::DType hidden) {
+  const int64_t bytes = ir::size_bytes(hidden);
+  const int64_t of_number = ir::size_bytes(computed_dtype(hidden));
+  LibraryWorkspace space;
+  space.row_stride = round_up(classes, kRowBytes / bytes);
+  space.losses = loss.rows * space.row_stride * bytes / of_number;
+  space.totals = space.losses + loss.rows;
+  space.size = space.totals + LibraryWorkspace::kTotals;
+  return space;
 }
 
 }  // namespace torch_ort::ops

@@ -19,7 +19,9 @@
 //
 // The kernel computes the logits of a chunk of rows at a time and does not keep them. Losses, other
 // numbers of rows and all gradients have the dtype of the sums: float64 for doubles, else float32.
-// `workspace` is memory for the kernel alone.
+// `workspace` is memory for the kernel alone, in numbers of that dtype. There are two kinds of
+// kernels: one that multiplies by itself, block by block, and one that has the device's library
+// multiply whole chunks (region::KernelRow::uses_library).
 //
 // The list of rows (torch_ort.Rows) has all rows whose label counts. For other rows only logits are
 // computed, if they are a result; the kernel leaves their rows of hidden_grad unwritten.
@@ -46,7 +48,7 @@ struct LinearLoss {
   int64_t ignore_index = -100;
   int64_t rows = 0;  // of a chunk, whose logits are in memory at one time
   // The classes are summed in this many groups. Each group has its own sums, which are added up in
-  // a fixed order, so that results do not depend on the number of threads.
+  // a fixed order, so that results do not depend on the number of threads. 1 with a library.
   int64_t groups = 0;
 
   // The positions of results among the outputs, if they exist.
@@ -70,5 +72,20 @@ void write(const LinearLoss& loss, ir::Attrs& attrs);
 void choose_chunks(LinearLoss& loss, int64_t classes, int64_t width, int64_t bytes_of_number);
 // The size of the workspace, in numbers.
 int64_t workspace_size(const LinearLoss& loss, int64_t classes, int64_t width);
+
+// The same with a library. `rows` is the number of rows that are expected, and the logits of a
+// chunk have the dtype of `hidden`.
+void choose_library_chunks(LinearLoss& loss, int64_t rows, int64_t classes, ir::DType hidden);
+// What is in the workspace then, as offsets in numbers.
+struct LibraryWorkspace {
+  int64_t row_stride = 0;  // of logits, in elements of their dtype: rows begin at 16 bytes
+  int64_t losses = 0;      // by row of the chunk; before them are the logits
+  int64_t totals = 0;      // see kTotals
+  int64_t size = 0;        // of all
+
+  // The sum of the weights of labels, that of the weights of classes, and that of the losses.
+  static constexpr int64_t kTotals = 3;
+};
+LibraryWorkspace library_workspace(const LinearLoss& loss, int64_t classes, ir::DType hidden);
 
 }  // namespace torch_ort::ops

@@ -140,9 +140,7 @@ class Rewriter {
         inputs.push_back(write_multiple(write, backward.of_logsumexp, {rows}, false));
       }
     }
-    std::vector<Type> types = {
-        sums_of(of_loss),
-        sums_of({ops::workspace_size(form_, classes_.constant(), width_.constant())})};
+    std::vector<Type> types = {sums_of(of_loss), sums_of({workspace_size()})};
     if (form_.has_logits) {
       const Node* made = match_.outer == nullptr ? match_.product : match_.outer;
       types.push_back(ops::with_shape(made->outputs[0]->type, Shape{rows, classes_}));
@@ -156,6 +154,13 @@ class Rewriter {
     ir::Attrs attrs;
     ops::write(form_, attrs);
     return write.add({ir::kTorchOrtDomain, "LinearCrossEntropy"}, inputs, types, attrs);
+  }
+
+  int64_t workspace_size() const {
+    const int64_t classes = classes_.constant();
+    return match_.uses_library
+               ? ops::library_workspace(form_, classes, match_.hidden->type.dtype).size
+               : ops::workspace_size(form_, classes, width_.constant());
   }
 
   // Computes a gradient for the case that the number of which it is a multiple is 1.

@@ -2,6 +2,7 @@
 
 #include "ops/aten.h"
 #include "ops/aten_names.h"
+#include "ops/formula.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
@@ -57,7 +58,8 @@ class Matcher {
     Match match{.softmax = &softmax};
     const bool is_found = find_loss(match) && find_product(match) && find_logsumexp(match) &&
                           find_backward(match) && find_gradients_of_rows(match) &&
-                          find_other_readers(match) && has_no_tags(match) && pays(match);
+                          find_other_readers(match) && has_no_tags(match) &&
+                          (!match.uses_library || fits_library(match)) && pays(match);
     return is_found ? std::optional(std::move(match)) : std::nullopt;
   }
 
@@ -180,7 +182,7 @@ class Matcher {
     }
     match.hidden = product->inputs[0];
     match.weight = product->inputs[1];
-    if (!region::has_kernel(match.hidden, "LinearCrossEntropy")) return false;
+    if (!has_kernel(match)) return false;
     if (!is_fusible_float(match.hidden) || !is_fusible_float(match.weight) ||
         !is_fusible_float(value))
       return false;
@@ -202,6 +204,31 @@ class Matcher {
       if (each != nullptr && memory_.is_written(each)) return false;
     }
     return true;
+  }
+
+  // Where the device's library multiplies, short floats need gradients in float32, ...
+  static bool has_kernel(Match& match) {
+    const region::KernelRow* row = region::kernel_for(match.hidden, "LinearCrossEntropy");
+    if (row == nullptr) return false;
+    match.uses_library = row->uses_library;
+    const DType dtype = match.hidden->type.dtype;
+    return !match.uses_library || dtype == ops::computed_dtype(dtype) ||
+           region::has_wide_products(match.hidden);
+  }
+
+  // ... a bias of the dtype of the factors, and weights of classes that are no wider than the sums.
+  // Gradients of float16 are computed far larger than they are, by a factor that is known for means
+  // and sums alone.
+  static bool fits_library(const Match& match) {
+    const DType dtype = match.hidden->type.dtype, sums = ops::computed_dtype(dtype);
+    const Value* weight = match.class_weight;
+    if (match.bias != nullptr && match.bias->type.dtype != dtype) return false;
+    if (weight != nullptr && weight->type.dtype == DType::kDouble && sums != DType::kDouble) {
+      return false;
+    }
+    const ops::LinearLoss& form = match.form;
+    return dtype != DType::kHalf ||
+           !(form.has_loss_grad || form.has_sums_grad || form.has_square_grad);
   }
 
   // Finds a soft cap, factor * tanh(logits / factor), perhaps with casts in between.
@@ -556,7 +583,11 @@ class Matcher {
     const int64_t classes = shape_of(logits)[1].constant();
     const int64_t width = shape_of(*match.weight)[0].constant();
     const int64_t bytes = logits.type.dtype == DType::kDouble ? 8 : 4;
-    ops::choose_chunks(match.form, classes, width, bytes);
+    if (match.uses_library) {
+      ops::choose_library_chunks(match.form, *rows, classes, match.hidden->type.dtype);
+    } else {
+      ops::choose_chunks(match.form, classes, width, bytes);
+    }
     const int64_t of_logits = *rows * classes * ir::size_bytes(logits.type.dtype);
     const int64_t of_gradient = match.form.has_weight_grad ? classes * width * bytes : 0;
     return of_logits - of_gradient >= kLeastSaving;

@@ -46,6 +46,7 @@ struct Match {
   std::vector<ir::Node*> chain;
   ir::Value *hidden, *weight, *bias = nullptr, *labels, *class_weight;
   ops::LinearLoss form;
+  bool uses_library = false;  // region::KernelRow
   std::optional<Backward> backward;
   std::optional<Multiples> multiples;  // if there are numbers for each row
 };

@@ -5,6 +5,7 @@
 #include "ops/aten_names.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
+#include "ops/shapes.h"
 #include "passes/halves.h"
 
 #include <algorithm>
@@ -75,6 +76,23 @@ Step step_of(const Value* value) {
     }
   }
   return {};
+}
+
+// Of this shape, and on this device: a number of the CPU would be no operand of a GPU's kernel.
+Value* ones(ops::Writer& writer, const ir::Type& like, ir::DType dtype) {
+  const ir::Shape& shape = *like.shape;
+  if (ir::is_host(like.device)) {
+    Value* one = writer.scalar(1, dtype);
+    return shape.empty() ? one : writer.make("Expand", {one, writer.ints(shape)});
+  }
+  ir::Type type = ops::with_shape(like, shape);
+  type.dtype = dtype;
+  const auto one = ops::scalar_data(ops::Arg{1.0}, dtype);
+  const std::vector<std::byte> bytes(one->bytes, one->bytes + one->num_bytes);
+  return writer
+      .add({"", "ConstantOfShape"}, {writer.ints(shape)}, {type},
+           {{"value", ir::make_tensor_data(dtype, {1}, bytes)}})
+      .outputs[0];
 }
 
 }  // namespace
@@ -170,11 +188,7 @@ Multiples::Parts Multiples::parts_of(const Value* value, const Factors& factors)
 
 Value* Multiples::write(ops::Writer& writer, const Value* value, const Factors& factors,
                         ir::DType dtype, Written& written) const {
-  if (value == factors.number || value == factors.rows) {
-    Value* one = writer.scalar(1, dtype);
-    const ir::Shape& shape = *value->type.shape;
-    return shape.empty() ? one : writer.make("Expand", {one, writer.ints(shape)});
-  }
+  if (value == factors.number || value == factors.rows) return ones(writer, value->type, dtype);
   if (!is_dependent(value)) return writer.cast(const_cast<Value*>(value), dtype);
   const auto known = written.find(value);
   if (known != written.end()) return known->second;

@@ -7,6 +7,7 @@
 #include "cuda/text.h"
 #include "python/bind.h"
 #include "region/codegen.h"
+#include "run/library.h"
 
 #include <pybind11/stl.h>
 
@@ -154,6 +155,7 @@ py::dict cuda_geometry(int64_t rows, int64_t columns, int64_t groups, bool reduc
 void bind_codegen(py::module_& module) {
   plant_codegen("own", "");
   region::set_codegen("cuda", &cuda::codegen());
+  region::set_library(&run::torch_library());
   module.attr("testing").attr("plant_codegen") = py::cpp_function(
       &plant_codegen, py::arg("kind"), py::arg("node") = "",
       "From now on the CPU has the code generator that it should have (own), none, or one whose "

@@ -85,6 +85,8 @@ struct KernelRow {
   // Sums of rows by their ids, which the kernel sorts first: the node has a workspace, its second
   // result, and may have short floats and int32 ids (ops/sorted_sums.h).
   bool sorts_ids = false;
+  // Products by the library of the device, with kernels in between (region/library.h).
+  bool uses_library = false;
 };
 
 class Codegen {

@@ -185,7 +185,7 @@ def weighted_rows(model, hidden, labels):
     losses = F.cross_entropy(
         model.head(hidden), labels, model.class_weight, reduction="none", label_smoothing=0.1
     )
-    return (losses * torch.linspace(0.5, 1, len(labels), dtype=losses.dtype)).mean()
+    return (losses * torch.linspace(0.5, 1, len(labels)).to(losses)).mean()
 
 
 def capped(model, hidden, labels):
@@ -246,11 +246,11 @@ MODELS = {
 }
 
 
-def batch(dtype: torch.dtype, rows: int = 0) -> tuple[Tensor, Tensor]:
+def batch(dtype: torch.dtype, rows: int = 0, device: str = "cpu") -> tuple[Tensor, Tensor]:
     rows = rows or num_rows(dtype)
     labels = torch.randint(0, CLASSES, (rows,))
     labels[torch.rand(rows) < 0.3] = IGNORED
-    return torch.randn(rows, WIDTH, dtype=dtype), labels
+    return torch.randn(rows, WIDTH, dtype=dtype).to(device), labels.to(device)
 
 
 def compiled(model: nn.Module, **options):
@@ -281,8 +281,8 @@ def chunked_nodes(model, *inputs) -> int:
     return sum(graph.nodes.get("torch_ort.LinearCrossEntropy", 0) for graph in graphs)
 
 
-# tests/cpu/test_linear_loss.py compares the kernel in all dtypes. What short floats add here are
-# the casts around a loss.
+# tests/cpu/test_linear_loss.py compares the kernels in all dtypes. What short floats add here are
+# the casts around a loss, and what a GPU adds is where the factors of rows stand.
 IN_BFLOAT16 = (
     "mean", "shifted", "smoothed and weighted", "z-loss and left in float", "masked z-loss",
     "weighted rows", "capped and left",
@@ -306,13 +306,33 @@ def with_dtypes(names, in_bfloat16, dtypes=tuple(NEAR)):
     )
 
 
+ON_CUDA = (
+    ("bias", torch.float32), ("shifted and left", torch.bfloat16), ("mean", torch.float16),
+    ("rows of shifted", torch.float32), ("masked mean", torch.float32),
+    ("weighted rows", torch.float32), ("masked z-loss", torch.bfloat16),
+    ("capped in float", torch.float32), ("frozen", torch.float32),
+)  # fmt: skip
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("name", "dtype"), ON_CUDA, ids=str)
+def test_on_a_gpu(name, dtype):
+    model = Head(*MODELS[name]).to(dtype).cuda()
+    assert chunked_nodes(model, *batch(dtype, device="cuda")) == 1
+    compare(name, dtype, "cuda")
+
+
 @with_dtypes(MODELS, IN_BFLOAT16)
 def test_against_float64(name, dtype):
+    compare(name, dtype, "cpu")
+
+
+def compare(name: str, dtype: torch.dtype, device: str) -> None:
     torch.manual_seed(0)
     make, bias = MODELS[name]
-    model = Head(make, bias).to(dtype)
+    model = Head(make, bias).to(dtype).to(device)
     exact = copy.deepcopy(model).double()
-    x, labels = batch(dtype)
+    x, labels = batch(dtype, device=device)
     got = left(compiled(model), model, x, labels)
     want = left(exact, exact, x.double(), labels)
     assert all(is_near(*pair, NEAR[dtype]) for pair in zip(got, want, strict=True))
@@ -406,19 +426,28 @@ def test_labels_out_of_range_raise_eagers_error(label):
             call(x, labels)
 
 
+@pytest.mark.cuda
+def test_dynamic_sizes_on_a_gpu():
+    check_dynamic_sizes(masked_mean, (ROWS, 1000, 17, 1, 1500), "cuda")
+
+
 @pytest.mark.parametrize(
     "make", [mean, shifted_and_left, everything, mean_of_means, rows_of_shifted]
 )
 def test_dynamic_sizes(make):
+    sizes = (ROWS, 1000, 17, 1, 1500) if make in (mean, everything) else (ROWS, 1000, 8, 1500)
+    check_dynamic_sizes(make, sizes, "cpu")
+
+
+def check_dynamic_sizes(make, sizes, device):
     """One graph for all sizes, those too for which it would not have been chosen."""
     torch.manual_seed(0)
-    model = Head(make, True)
+    model = Head(make, True).to(device)
     exact = copy.deepcopy(model).double()
     torch.compiler.reset()
     call = torch.compile(model, backend="ort", dynamic=True, options={"strict": True})
-    sizes = (ROWS, 1000, 17, 1, 1500) if make in (mean, everything) else (ROWS, 1000, 8, 1500)
     for rows in sizes:
-        x, labels = batch(torch.float32, rows)
+        x, labels = batch(torch.float32, rows, device)
         labels[0] = 5
         got, want = left(call, model, x, labels), left(exact, exact, x.double(), labels)
         assert all(is_near(*pair, 3e-6) for pair in zip(got, want, strict=True)), rows
@@ -468,14 +497,14 @@ def test_inference(name, dtype):
     assert all(is_near(*pair, NEAR[dtype]) for pair in pairs)
 
 
-def test_autocast():
+def test_autocast(device):
     torch.manual_seed(0)
-    model = Head(mean, True)
+    model = Head(mean, True).to(device)
     exact = copy.deepcopy(model).double()
-    x, labels = batch(torch.float32)
+    x, labels = batch(torch.float32, 2 * ROWS, device)
 
     def in_bfloat16(*args):
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16):
             return call(*args)
 
     call = compiled(model)
@@ -484,13 +513,41 @@ def test_autocast():
     assert all(is_near(*pair, 1e-2) for pair in zip(got, want, strict=True))
 
 
-def test_memory():
-    """Neither logits nor their gradients cross to the backward half, or stand there."""
-    model = Head(mean)
-    logits = 4 * ROWS * CLASSES
-    plan = torch_ort.explain(model, *batch(torch.float32)).graphs[0].plan
+@pytest.mark.parametrize(
+    ("device", "rows", "share"),
+    [("cpu", ROWS, 0.5), pytest.param("cuda", 20_000, 0.6, marks=pytest.mark.cuda)],
+)
+def test_memory(device, rows, share):
+    """Neither logits nor their gradients cross to the backward half, or stand there.
+
+    A GPU has chunks of at most 256 MiB, here two for 400 MB.
+    """
+    model = Head(mean).to(device)
+    logits = 4 * rows * CLASSES
+    inputs = batch(torch.float32, rows, device)
+    plan = torch_ort.explain(model, *inputs).graphs[0].plan
     assert plan["saved_bytes"] < logits / 20
-    assert plan["peak_bytes"] < logits / 2
+    assert plan["peak_bytes"] < logits * share
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("make", [smoothed, masked_mean])
+def test_float16_on_a_gpu_stays_if_rows_have_factors(make):
+    """Gradients of float16 are scaled by the number of rows, which says nothing of such factors."""
+    model = Head(make).half().cuda()
+    assert chunked_nodes(model, *batch(torch.float16, device="cuda")) == 0
+
+
+@pytest.mark.cuda
+def test_a_label_that_is_no_class_on_a_gpu():
+    """The loss is NaN, and the next call raises."""
+    model = Head(mean).cuda()
+    x, labels = batch(torch.float32, device="cuda")
+    call = compiled(model)
+    labels[7] = CLASSES
+    assert call(x, labels).isnan()
+    with pytest.raises(IndexError, match="Target is out of bounds: found by an earlier step"):
+        call(x, labels)
 
 
 # ---- what stays as it is

@@ -79,6 +79,10 @@ void list_product(Rewriter& rewriter, Node& node, const Work& work) {
                    {{"sums", int64_t{work.sums ? 1 : 0}}});
 }
 
+bool is_linear_loss_with_lists(Analysis&, const Node& node) {
+  return region::has_kernel(node.outputs[0], "Rows");
+}
+
 void nonzero_of_linear_loss(Analysis& rows, Node& node) {
   const ops::LinearLoss loss = ops::linear_loss(node);
   const RowSet counted = counted_rows(rows, node, loss);
@@ -115,8 +119,8 @@ constexpr Transfer kTransfers[] = {
     {"Gemm", is_product, nonzero_of_product, needed_of_product, list_product},
     {"MatMul", is_product, nonzero_of_product, needed_of_product, list_product},
     {"torch_ort.RowsProduct", is_product, nonzero_of_product, needed_of_product},
-    {"torch_ort.LinearCrossEntropy", nullptr, nonzero_of_linear_loss, needed_of_linear_loss,
-     list_linear_loss},
+    {"torch_ort.LinearCrossEntropy", is_linear_loss_with_lists, nonzero_of_linear_loss,
+     needed_of_linear_loss, list_linear_loss},
 };
 
 }  // namespace

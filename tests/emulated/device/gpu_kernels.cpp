@@ -82,6 +82,10 @@ Tensor addmm_wide(const Tensor& self, const Tensor& a, const Tensor& b, at::Scal
                   const at::Scalar& beta, const at::Scalar& alpha) {
   return at::addmm(self.to(type), a.to(type), b.to(type), beta, alpha);
 }
+Tensor& addmm_wide_out(const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType type,
+                       const at::Scalar& beta, const at::Scalar& alpha, Tensor& out) {
+  return out.copy_(addmm_wide(self, a, b, type, beta, alpha));
+}
 Tensor baddbmm_wide(const Tensor& self, const Tensor& a, const Tensor& b, at::ScalarType type,
                     const at::Scalar& beta, const at::Scalar& alpha) {
   return at::baddbmm(self.to(type), a.to(type), b.to(type), beta, alpha);
@@ -260,6 +264,7 @@ void register_gpu_kernels(torch::Library& library) {
   library.impl("mm.dtype", &mm_wide);
   library.impl("bmm.dtype", &bmm_wide);
   library.impl("addmm.dtype", &addmm_wide);
+  library.impl("addmm.dtype_out", &addmm_wide_out);
   library.impl("baddbmm.dtype", &baddbmm_wide);
   library.impl("_thnn_fused_lstm_cell", &lstm_cell);
   library.impl("_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward);
