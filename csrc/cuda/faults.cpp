@@ -33,6 +33,10 @@ void Faults::check() {
       concat(words_of(static_cast<Fault>(found)), ": found by an earlier step on the GPU"));
 }
 
+void HostFaults::check() const {
+  if (word_ != 0) raise_index_error(words_of(static_cast<Fault>(word_)));
+}
+
 Faults& faults(int device) {
   // Never destroyed, because kernels may still run when the process ends.
   static auto& all = *new std::deque<Once<std::unique_ptr<Faults>>>(

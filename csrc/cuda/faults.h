@@ -23,6 +23,16 @@ class Faults {
   HostWord word_;
 };
 
+// The word of kernels that run on the host.
+class HostFaults {
+ public:
+  void* word() { return &word_; }
+  void check() const;  // throws IndexError if a kernel has found an error
+
+ private:
+  uint32_t word_ = 0;
+};
+
 // The faults of a device; they live as long as the process. Throws what Driver::get() throws. Takes
 // no lock, but in the first call: every kernel asks.
 Faults& faults(int device);

@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "cpu/kernels.h"
 #include "python/bind.h"
+#include "python/region_writer.h"
 #include "run/options.h"
 
 #include <pybind11/stl.h>
@@ -48,6 +49,16 @@ bool load(py::handle value, Mode& field) {
   return true;
 }
 
+using Writer = std::shared_ptr<const region::RegionWriter>;
+
+bool load(py::handle value, Writer& field) {
+  if (!value.is_none() && PyCallable_Check(value.ptr()) == 0) return false;
+  field = value.is_none() ? nullptr : region_writer(py::reinterpret_borrow<py::object>(value));
+  return true;
+}
+
+py::object give(const Writer& field) { return function_of(field.get()); }
+
 template <typename T>
 py::object give(const T& field) {
   return py::cast(field);
@@ -61,6 +72,7 @@ const char* wanted(double) { return "a number"; }
 const char* wanted(const std::string&) { return "a string"; }
 const char* wanted(const std::vector<int>&) { return "a list of integers"; }
 const char* wanted(Mode) { return "one of kernel, checked, nodes"; }
+const char* wanted(const Writer&) { return "a function or None"; }
 const char* wanted(const std::vector<std::string>&) { return "a list of strings"; }
 
 // ---- the fields
@@ -126,6 +138,10 @@ const std::vector<Field>& fields() {
             "How a region runs: by its kernel, by its kernel with its nodes to compare with "
             "(checked), or by its nodes.",
             &Options::region_mode),
+      field("region_writer",
+            "Called with what a region computes, for one set of sizes (python/region_writer.h). It "
+            "gives the kernel, or None if the engine's is to run.",
+            &Options::region_writer),
       field("kernel_dump_dir", "The folder of the source texts of kernels; empty: none.",
             [](Options& options) -> std::string& { return options.regions.dump_dir; }),
       field("disabled_passes", "Names of passes that do not run on variants of the graph either.",

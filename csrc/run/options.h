@@ -3,8 +3,10 @@
 
 #include "passes/context.h"
 #include "region/codegen.h"
+#include "region/writer.h"
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -46,6 +48,8 @@ struct SessionOptions {
   // How many sets of sizes, and of outputs with gradients, are remembered.
   size_t max_bindings = 64;
   region::CodegenOptions regions;
+  // Asked for the kernel of a region before the generator; may be nullptr.
+  std::shared_ptr<const region::RegionWriter> region_writer;
   // How a region runs: by its kernel, by its kernel with the nodes of its body to compare with, or
   // by the nodes alone.
   enum class RegionMode : uint8_t { kKernel, kChecked, kNodes } region_mode = RegionMode::kKernel;

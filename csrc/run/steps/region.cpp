@@ -99,8 +99,14 @@ class KernelMaker {
     const BoundRegion region{step_.node, lookup_, inputs_, outputs_, codegen_options_};
     using Mode = SessionOptions::RegionMode;
     if (codegen == nullptr || options_.region_mode == Mode::kNodes) return make_lowered(region);
-    std::shared_ptr<const region::Kernel> kernel =
-        codegen->compile(*step_.schedule, lookup_, inputs_, outputs_, codegen_options_);
+    std::shared_ptr<const region::Kernel> kernel;
+    if (options_.region_writer != nullptr) {
+      kernel = options_.region_writer->compile(*step_.schedule, lookup_, inputs_, outputs_, device,
+                                               codegen_options_);
+    }
+    if (kernel == nullptr) {
+      kernel = codegen->compile(*step_.schedule, lookup_, inputs_, outputs_, codegen_options_);
+    }
     if (options_.region_mode == Mode::kChecked) return make_checked(std::move(kernel), region);
     return kernel;
   }
