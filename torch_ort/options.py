@@ -48,9 +48,8 @@ MODES = {
 class Row:
     """One option. `parse` reads text, `check` takes any value; both raise ValueError or KeyError.
 
-    An option of which `is_built` is False, or that is `never_needed` for a reason, is accepted and
-    ignored, and one of which `is_for_both` is False is ignored by `torch.compile`; whoever sets one
-    is told so once.
+    An option that is `never_needed` for a reason is accepted and ignored, and one of which
+    `is_for_both` is False is ignored by `torch.compile`; whoever sets one is told so once.
     """
 
     name: str
@@ -60,7 +59,6 @@ class Row:
     doc: str
     parse: Callable[[str], Any]
     check: Callable[[Any], Any]
-    is_built: bool = True
     never_needed: str = ""
     is_for_both: bool = True
 
@@ -155,9 +153,9 @@ def _parse_flag(text: str) -> bool:
     return int(text) == 1
 
 
-def _flag(name: str, default: bool, doc: str, is_built: bool = False, **others: Any) -> Row:
+def _flag(name: str, default: bool, doc: str, **others: Any) -> Row:
     variable = f"ORTMODULE_{name.upper()}"
-    return Row(name, variable, default, "flag", doc, _parse_flag, _check_bool, is_built, **others)
+    return Row(name, variable, default, "flag", doc, _parse_flag, _check_bool, **others)
 
 
 TABLE: tuple[Row, ...] = (
@@ -217,24 +215,20 @@ TABLE: tuple[Row, ...] = (
     _flag("enable_compute_optimizer", True,
           "If off, graphs give the same bits as eager PyTorch. This implies `own_kernels` in "
           "`disable`, `exact_random` and `emulate_eager_casts`, and wins over the values given "
-          "for them.",
-          is_built=True),
+          "for them."),
     _flag("enable_sparse_optimizer", True,
           "Skip rows whose values nothing reads, such as padding: the pass `row_sparsity` "
-          "([rows.md](rows.md)). If off, the two following options are off as well.",
-          is_built=True),
+          "([rows.md](rows.md)). If off, the two following options are off as well."),
     _flag("enable_label_sparse_optimizer", True,
-          "Let labels decide which rows are needed: rows whose label the loss ignores are skipped.",
-          is_built=True),
+          "Let labels decide which rows are needed: rows whose label the loss ignores are "
+          "skipped."),
     _flag("enable_embedding_sparse_optimizer", True,
           "Let padding decide which rows are needed: rows of keys that the attention mask hides "
           "are skipped. ONNX Runtime Training had this off by default, because its user had to "
-          "know that nothing reads a padded position. Here the pass proves it.",
-          is_built=True),
+          "know that nothing reads a padded position. Here the pass proves it."),
     _flag("print_input_density", False,
           "Print, in a table for every ten inputs, which share of the tokens is not padding and "
-          "which share of the labels is not ignored ([rows.md](rows.md)).",
-          is_built=True),
+          "which share of the labels is not ignored ([rows.md](rows.md))."),
     Row("memory_opt_level", "ORTMODULE_MEMORY_OPT_LEVEL", 0, "int",
          "Recompute activations in backward, with the same values, by level. 0: recompute what "
          "`memory_opt_config` lists. 1: of each transformer layer, recompute all that backward "
@@ -281,6 +275,23 @@ TABLE: tuple[Row, ...] = (
          "choices of the process are added to the file of their kind, after the first run of a "
          "graph and at exit. Empty: no files.",
          str, _check_str),
+    Row("use_triton", "ORTMODULE_USE_TRITON", False, "bool",
+         "Have Triton compile the fused regions of a graph, in place of the engine's own kernels. "
+         "This needs the package `triton`, and on the CPU its interpreter (`TRITON_INTERPRET=1`), "
+         "which is slow and meant for tests. A region that Triton does not compile gets the "
+         "engine's kernel, and one line says so.",
+         _parse_bool, _check_bool),
+    Row("triton_config_file", "ORTMODULE_TRITON_CONFIG_FILE", "", "path",
+         "A JSON file that says which operators Triton gets, with the keys of ONNX Runtime "
+         "Training: `ops` (`versions`, `domain`, `conditions`, `is_no_op`, `ignore_min_nodes`), "
+         "`initializer` and `min_nodes`. A region is Triton's if all of its nodes are. Empty: all "
+         "regions are.",
+         str, _check_str),
+    Row("triton_debug", "ORTMODULE_TRITON_DEBUG", False, "bool",
+         "Write each region that Triton compiles into the folder `triton_debug` of the working "
+         "directory: the sub-graph as an ONNX file, what is computed in each pass over its "
+         "columns, and the source of the kernel.",
+         _parse_bool, _check_bool),
     Row("conv_algo_search", "ORTMODULE_CONV_ALGO_SEARCH", "HEURISTIC", "name",
          "How cuDNN chooses the algorithm of a convolution on CUDA. HEURISTIC: as "
          "`torch.backends.cudnn.benchmark` says, which is by a guess unless somebody has set it. "
@@ -365,9 +376,9 @@ def _check_skip_checks(value: Any) -> tuple[str, ...]:
     return names
 
 
-def _text(name: str, doc: str, is_built: bool = False, default: str = "", **others: Any) -> Row:
+def _text(name: str, doc: str, default: str = "", **others: Any) -> Row:
     variable = f"ORTMODULE_{name.upper()}"
-    return Row(name, variable, default, "text", doc, str, _check_str, is_built, **others)
+    return Row(name, variable, default, "text", doc, str, _check_str, **others)
 
 
 ORTMODULE_TABLE: tuple[Row, ...] = (
@@ -400,55 +411,44 @@ ORTMODULE_TABLE: tuple[Row, ...] = (
          "change goes unnoticed"),
     _flag("deepcopy_before_model_export", True,
           "Copy the module before it is captured.",
-          is_built=True,
           never_needed="capture does not change the module"),
     _flag("allow_autograd_checkpoint", False,
           "Allow torch.utils.checkpoint in the module.",
-          is_built=True,
           never_needed="torch.utils.checkpoint is captured, and its recomputation is kept"),
     _flag("enable_custom_autograd", True,
           "Make each torch.autograd.Function one node, a PythonOp, which calls the Function's own "
           "forward and backward. If off, Functions are traced through, and keep their own "
           "backward. Under torch.compile, Dynamo always traces through them, except for Functions "
-          "that torch_ort.python_op wraps.",
-          is_built=True, is_for_both=False),
+          "that torch_ort.python_op wraps.", is_for_both=False),
     _flag("disable_custom_autograd_support", False,
-          "Older name for the opposite of enable_custom_autograd.",
-          is_built=True, is_for_both=False),
+          "Older name for the opposite of enable_custom_autograd.", is_for_both=False),
     _text("skipped_autograd_functions",
           "Full names, separated by commas, of Functions that do not become PythonOps but are "
-          "traced through.",
-          is_built=True, is_for_both=False),
+          "traced through.", is_for_both=False),
     _flag("print_memory_stats", False,
           "Print the memory in use after each phase of a step, for steps 0 to 9 and then for "
-          "steps that are powers of two. Affects ORTModule only.",
-          is_built=True, is_for_both=False),
+          "steps that are powers of two. Affects ORTModule only.", is_for_both=False),
     _text("cache_dir",
           "Keep captured graphs between runs.",
-          is_built=True,
           never_needed="a capture takes tenths of a second and always reflects the code as it is "
           "now"),
     _flag("enable_mem_efficient_grad_mgmt", False,
           "Hand out gradients while backward is still running, whether or not a hook waits for "
-          "them. Sets the option `early_gradients`.",
-          is_built=True),
+          "them. Sets the option `early_gradients`."),
     _flag("enable_zero_stage3", False,
           "Let stage 3 of DeepSpeed's ZeRO gather each block of the module as a whole, so that "
           "the block runs as one graph. If off, each module inside of it is a graph of its own. "
-          "Affects ORTModule only.",
-          is_built=True, is_for_both=False),
+          "Affects ORTModule only.", is_for_both=False),
     _flag("use_efficient_attention", False,
           "Use memory-efficient attention.",
-          is_built=True,
           never_needed="attention runs in fused kernels in any case"),
     _text("aten_sdpa_fallback",
           "Export attention as an ATen operator.",
-          is_built=True,
           never_needed="attention is one node in any case"),
-    _flag("use_triton", False, "Write kernels in Triton."),
-    _text("triton_config_file", "Which operators use Triton kernels."),
-    _flag("triton_debug", False, "Keep the source of the Triton kernels."),
-    _flag("use_flash_attention", False, "Use Triton's flash attention."),
+    _flag("use_flash_attention", False,
+          "Use Triton's flash attention.",
+          never_needed="attention on a GPU runs in PyTorch's flash, cuDNN or memory-efficient "
+          "kernel, and ORTMODULE_ENABLE_TUNING=1 takes the fastest one"),
 )  # fmt: skip
 
 # These are read from the environment only, and once in a process.
@@ -539,8 +539,9 @@ def session_options(options: Options, **of_program: Any) -> _C.SessionOptions:
         tune=options.enable_tuning,
         most_tuning_ms=options.max_tuning_duration_ms,
         search_convs=options.conv_algo_search == "EXHAUSTIVE",
-        rows_by_labels=options.enable_label_sparse_optimizer,
-        rows_by_padding=options.enable_embedding_sparse_optimizer,
+        # Kernels of Triton take no lists of rows.
+        rows_by_labels=options.enable_label_sparse_optimizer and not options.use_triton,
+        rows_by_padding=options.enable_embedding_sparse_optimizer and not options.use_triton,
         kernel_dump_dir=options.dump_dir if "cuda" in options.dump else "",
         **of_program,
     )
@@ -663,8 +664,6 @@ def asked_in_vain(settings: Any, by_torch_compile: bool = False) -> list[tuple[s
             found.append((row.variable, f"never needed, ignored: {row.never_needed}"))
         elif value is False:
             continue
-        elif not row.is_built:
-            found.append((row.variable, "not available yet, ignored"))
         elif by_torch_compile and not row.is_for_both:
             found.append((row.variable, "acts on ORTModule alone, ignored by torch.compile"))
     return found
@@ -803,8 +802,7 @@ def _ortmodule_line(row: Row) -> str:
     text = "|".join(value) if isinstance(value, tuple) else getattr(value, "name", value)
     escaped = str(int(text) if isinstance(text, bool) else text).replace("|", "\\|")
     default = f"`{escaped}`" if escaped else "none"
-    doc = row.doc if row.is_built else f"Not available yet, ignored. {row.doc}"
-    doc += f" Never needed: {row.never_needed}." if row.never_needed else ""
+    doc = row.doc + (f" Never needed: {row.never_needed}." if row.never_needed else "")
     return f"| `{row.variable}` | {default} | {row.kind} | {doc} |"
 
 

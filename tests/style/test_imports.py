@@ -20,7 +20,8 @@ LOOSE = {
 COMPILER = {
     "core": set(),
     "pytorch": {"core"},
-    "engine": {"core", "pytorch"},
+    "triton": {"core"},
+    "engine": {"core", "pytorch", "triton"},
     "rules": {"core", "pytorch"},
     "guards": {"core", "pytorch"},
     "functions": {"core", "pytorch", "rules", "guards"},

@@ -161,8 +161,21 @@ def compile_session(program: Program, options: Options) -> _C.Session:
         parameter_gradients=program.parameter_gradients,
         gradient_inputs=program.gradient_inputs,
         disabled_passes=disabled_passes(options),
+        region_writer=_region_writer(program, options),
     )
     return _C.Session.compile(program.graph, program.constants, asked)
+
+
+def _region_writer(program: Program, options: Options) -> Any:
+    """Give what writes the regions of a program in place of the engine; None if nothing does."""
+    if not options.use_triton:
+        return None
+    from torch_ort.triton import writer
+
+    with asked_for():
+        return writer.of_options(
+            program.device_type(), options.triton_config_file, options.triton_debug
+        )
 
 
 def release_sessions() -> None:
