@@ -9,8 +9,8 @@ import pytest
 from torch_ort import _C, UserError
 from torch_ort.options import resolve, session_options
 
-# What depends on the graph, and no option tells.
-OF_PROGRAM = {"parameter_gradients", "gradient_inputs", "disabled_passes"}
+# What depends on the graph, and no option tells, or not alone.
+OF_PROGRAM = {"parameter_gradients", "gradient_inputs", "disabled_passes", "region_writer"}
 FIELDS = {name for name, made in vars(_C.SessionOptions).items() if isinstance(made, property)}
 
 
@@ -33,6 +33,7 @@ def fields_of(options: _C.SessionOptions) -> dict[str, object]:
         ({"region_mode": "fast"}, "region_mode: got 'fast', want one of kernel, checked, nodes"),
         ({"region_mode": 1}, "region_mode: got 1, want one of kernel, checked, nodes"),
         ({"isa": "sse9"}, "isa: got 'sse9', want one of portable"),
+        ({"region_writer": "triton"}, "region_writer: got 'triton', want a function or None"),
         ({"disabled_passes": [1]}, "disabled_passes: got [1], want a list of strings"),
     ],
     ids=lambda each: str(each)[:40],
@@ -49,7 +50,7 @@ def test_each_field_is_given_and_read() -> None:
         "gradient_inputs": [3, -1], "segment_bytes": 7, "verify": True, "synchronize": True,
         "isa": "portable", "emulate_eager_casts": True, "region_mode": "checked",
         "kernel_dump_dir": "there", "disabled_passes": ["fuse_regions"], "rows_by_labels": False,
-        "rows_by_padding": False,
+        "rows_by_padding": False, "region_writer": print,
     }  # fmt: skip
     assert {*other} == FIELDS
     given = _C.SessionOptions(**other)
@@ -85,6 +86,7 @@ def test_each_field_is_given_and_read() -> None:
         ({"enable_label_sparse_optimizer": False}, {"rows_by_labels": False}),
         ({"enable_embedding_sparse_optimizer": False}, {"rows_by_padding": False}),
         ({"dump": "steps", "dump_dir": "there"}, {}),
+        ({"use_triton": True}, {"rows_by_labels": False, "rows_by_padding": False}),
     ],
     ids=str,
 )  # fmt: skip

@@ -85,7 +85,10 @@ def _extent(access: Mapping[str, Any]) -> int:
 
 
 class Kernel:
-    """A region for one set of sizes, as csrc/python/region_writer.h wants it."""
+    """A region for one set of sizes, as csrc/python/region_writer.h wants it.
+
+    Raises what Triton raises where it cannot compile the text for a GPU.
+    """
 
     def __init__(self, body: Mapping[str, Any], text: Text) -> None:
         self.text = text.source
@@ -100,6 +103,19 @@ class Kernel:
             dtype, extent = results.get(to["result"], (_dtype(to["dtype"]), 0))
             results[to["result"]] = (dtype, max(extent, _extent(to)))
         self._outputs = [results[i] for i in range(len(body["output_names"]))]
+        if not self._is_on_host:
+            self._compile()
+
+    def _compile(self) -> None:
+        """Compile for the current GPU, so that what Triton cannot do shows before a kernel runs."""
+        inputs = [Address(0, dtype) for dtype, _ in self._inputs]
+        outputs = [Address(0, dtype) for dtype, _ in self._outputs]
+        lines = [Address(0, self._wide) for _ in self._text.sums]
+        word = Address(0, torch.int32)
+        self._module.region.warmup(*inputs, *outputs, *lines, word, grid=(1,))
+        for i, each in enumerate(self._text.sums):
+            kernel = getattr(self._module, f"sums{i}")
+            kernel.warmup(lines[i], outputs[each.output], grid=(1,))
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int], faults: int, device: int) -> None:
         """Start the kernels on addresses of first elements. The CPU has finished them then."""

@@ -17,13 +17,16 @@ using ir::Value;
 // formulae and a pairwise algorithm for computing sample variances", 1979). This takes one pass
 // over the batch.
 Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
-  Value* image_mean = by.scale(by.sum_inner(x), write.ratio(1, 1, channels.inner));
+  // Two arguments of a call that both write nodes would write them in an order of the compiler's.
+  Value* share = write.ratio(1, 1, channels.inner);
+  Value* image_mean = by.scale(by.sum_inner(x), share);
   Value* centered = write.make("Sub", {x, by.spread(image_mean)});
   Value* image_squares = by.sum_inner(write.make("Mul", {centered, centered}));
-  Value* mean = by.scale(by.sum_batch(image_mean), write.ratio(1, 1, channels.batch));
+  share = write.ratio(1, 1, channels.batch);
+  Value* mean = by.scale(by.sum_batch(image_mean), share);
   Value* shift = write.make("Sub", {image_mean, mean});
-  Value* shift_squares =
-      by.scale(write.make("Mul", {shift, shift}), write.ratio(1, channels.inner, 1));
+  share = write.ratio(1, channels.inner, 1);
+  Value* shift_squares = by.scale(write.make("Mul", {shift, shift}), share);
   return {mean, by.sum_batch(write.make("Add", {image_squares, shift_squares}))};
 }
 

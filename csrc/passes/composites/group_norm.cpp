@@ -81,7 +81,8 @@ class GroupWriter {
 Moments moments_of_images(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
   Value* part = by.first_part(x, 1);
   const Dim pixels = ops::times(part->type.shape->at(1), part->type.shape->at(2));
-  Value* near = by.scale(by.sum_inner(part), write.ratio(1, 1, pixels));
+  Value* share = write.ratio(1, 1, pixels);  // before the sum, whichever compiler
+  Value* near = by.scale(by.sum_inner(part), share);
   Value* distance = write.make("Sub", {x, by.spread(near)});
   Value* sum = by.sum_inner(distance);
   Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
