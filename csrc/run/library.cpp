@@ -48,6 +48,7 @@ class TorchLibrary final : public region::Library {
     if (product.result.dtype == product.a.dtype) {
       at::addmm_out(result, start, a, b, beta, product.factor);
     } else {
+      // From 2.11 on, PyTorch adds to a start that has the dtype of the result.
       at::addmm_out(result, start, a, b, scalar_type(product.result.dtype), beta, product.factor);
     }
   }
