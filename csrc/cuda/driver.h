@@ -13,6 +13,7 @@
 #include "cuda/forked.h"
 #include "cuda/once.h"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -72,6 +73,12 @@ class Driver {
   // InternalError if the driver refuses the launch, because sizes are wrong or a block needs too
   // many resources.
   void launch(const Function& function, const Launch& launch, void** arguments) const;
+  // The same with the arguments themselves.
+  template <typename... Given>
+  void start(const Function& function, const Launch& with, Given... given) const {
+    std::array<void*, sizeof...(Given)> arguments = {static_cast<void*>(&given)...};
+    launch(function, with, arguments.data());
+  }
   // Whether the stream is being captured into a CUDA graph.
   bool is_capturing(int device, void* stream) const;
   // Waits for a stream. If something on it failed, the message names `what`.

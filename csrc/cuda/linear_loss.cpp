@@ -13,7 +13,6 @@
 #include "region/library.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstdint>
 #include <limits>
@@ -156,12 +155,11 @@ struct Problem {
 template <typename... Given>
 void start(const KernelOfModule& kernel, int64_t blocks, Dim3 threads, int64_t shared_bytes,
            void* stream, Given... given) {
-  std::array<void*, sizeof...(Given)> arguments = {static_cast<void*>(&given)...};
   const Launch launch{.grid = {static_cast<uint32_t>(blocks)},
                       .block = threads,
                       .shared_bytes = static_cast<uint32_t>(shared_bytes),
                       .stream = stream};
-  Driver::get().launch(kernel.get(), launch, arguments.data());
+  Driver::get().start(kernel.get(), launch, given...);
 }
 
 // T: the dtype in which the kernels compute.

@@ -260,12 +260,11 @@ class Stepping {
   // `given` are the values of the kernel's parameters, in order.
   template <typename... Given>
   void launch(const Function& kernel, int64_t blocks, Given... given) const {
-    void* arguments[] = {static_cast<void*>(&given)...};
     const Launch launch{.grid = {static_cast<uint32_t>(blocks)},
                         .block = {kThreads},
                         .shared_bytes = kSharedBytes,
                         .stream = stream_};
-    Driver::get().launch(kernel, launch, arguments);
+    Driver::get().start(kernel, launch, given...);
   }
   template <typename... Given>
   void launch_on_chunks(const Function& kernel, const Batch& batch, Given... given) const {

@@ -99,12 +99,11 @@ void start(const Function& kernel, int64_t blocks, Dim3 threads, int64_t shared_
     throw Unsupported(
         concat("sums by ids: blocks of a launch: got ", blocks, ", want at most ", kMost));
   }
-  std::array<void*, sizeof...(Given)> arguments = {static_cast<void*>(&given)...};
   const Launch launch{.grid = {static_cast<uint32_t>(blocks)},
                       .block = threads,
                       .shared_bytes = static_cast<uint32_t>(shared_bytes),
                       .stream = stream};
-  Driver::get().launch(kernel, launch, arguments.data());
+  Driver::get().start(kernel, launch, given...);
 }
 
 // The layouts of one node. Ids select along the dim `axis` of the table; all others are columns.

@@ -66,17 +66,15 @@ py::list list_of(const std::vector<Each>& all) {
 }
 
 py::dict dict_of(const region::BoundSchedule& bound, const Body& body, const ir::Device& device) {
-  py::list needed, spaces;
+  py::list needed;
   const std::vector<bool> none(body.values.size(), false);
   for (int pass = 0; pass <= body.last_pass; ++pass) needed.append(body.needed_in(pass, none));
-  for (const region::Space space : bound.schedule.spec.spaces) spaces.append(region::name(space));
   return py::dict("rows"_a = bound.num_rows, "columns"_a = bound.num_columns,
                   "groups"_a = bound.num_groups, "is_double"_a = bound.is_double,
-                  "device"_a = device.kind, "spaces"_a = spaces, "inputs"_a = list_of(body.inputs),
-                  "input_names"_a = body.input_names, "output_names"_a = body.output_names,
-                  "values"_a = list_of(body.values), "stores"_a = list_of(body.stores),
-                  "sums"_a = list_of(body.sums), "needed"_a = needed,
-                  "graph"_a = py::cast(bound.schedule.spec.body));
+                  "device"_a = device.kind, "inputs"_a = list_of(body.inputs),
+                  "output_names"_a = body.output_names, "values"_a = list_of(body.values),
+                  "stores"_a = list_of(body.stores), "sums"_a = list_of(body.sums),
+                  "needed"_a = needed, "graph"_a = py::cast(bound.schedule.spec.body));
 }
 
 class PythonKernel final : public region::Kernel {
