@@ -775,8 +775,8 @@ These are the switches of ONNX Runtime Training. They are read when an ORTModule
 `DebugOptions(config={...})` takes the options of this table and of the one above by name.
 `torch.compile(backend="ort")` reads the switches too, from the environment, whenever it compiles a
 graph: a fallback policy that does not let a graph run in PyTorch acts as `strict` there. A flag is
-on if it is `1` and off if it is any other integer; other text is an error. Switches that are not
-available yet, or never needed, are accepted and ignored, and the log says so once.
+on if it is `1` and off if it is any other integer; other text is an error. Switches that are
+never needed are accepted and ignored, and the log says so once.
 
 | variable | default | kind | what it does here |
 | --- | --- | --- | --- |"""

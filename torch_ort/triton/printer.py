@@ -386,15 +386,14 @@ class Printer:
 
     # ---- results
 
-    def _narrow(self, value: int, dtype: str) -> str:
+    @staticmethod
+    def _narrow(number: str, dtype: str) -> str:
         if dtype == "bool":
-            return f"(v{value} != 0).to(tl.uint8)"
-        if dtype == "bfloat16":
-            return f"bfloat16_bits(v{value})"
-        return f"v{value}.to(tl.{dtype})"
+            return f"({number} != 0).to(tl.uint8)"
+        return f"bfloat16_bits({number})" if dtype == "bfloat16" else f"{number}.to(tl.{dtype})"
 
     def _store(self, i: int, store: Mapping[str, Any]) -> None:
-        to, value = store["to"], store["value"]
+        to, value = store["to"], f"v{store['value']}"
         offset = f"out{to['result']} + {to['begin']} + {_offset('row', to['rows'])}"
         mask, shape = "is_row", f"({self._height}, 1)"
         if store["is_full"]:
@@ -447,10 +446,4 @@ class Printer:
         self._depth = 1
         offset = f"out + {to['begin']} + {_offset('group', to['rows'])}"
         offset += f" + {_offset('column', to['columns'])}"
-        self._lines.append("    " + f"tl.store({offset}, {self._of_total(to['dtype'])}, is_column)")
-
-    @staticmethod
-    def _of_total(dtype: str) -> str:
-        if dtype == "bfloat16":
-            return "bfloat16_bits(total)"
-        return f"total.to(tl.{dtype})"
+        self._out(f"tl.store({offset}, {self._narrow('total', to['dtype'])}, is_column)")

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch_ort import _C
 from torch_ort.triton import config, kernels
+from torch_ort.triton.printer import TILE, Printer
 
 _log = logging.getLogger("torch_ort.triton")
 # What an interpreter does for a tile takes long, and how much is in it matters little.
@@ -53,8 +54,6 @@ class _Writer:
     def __call__(self, body: Mapping[str, Any]) -> kernels.Kernel | None:
         if not self._asked.takes(body["graph"]):
             return None
-        from torch_ort.triton.printer import TILE, Printer
-
         try:
             text = Printer(body, _INTERPRETED_TILE if kernels.is_interpreted() else TILE).write()
             kernel = kernels.Kernel(body, text)
