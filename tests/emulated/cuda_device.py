@@ -6,10 +6,11 @@ import ctypes
 import os
 import subprocess
 import sys
+import weakref
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from emulated import build, cuda_driver, cuda_names
 
@@ -62,6 +63,9 @@ def activate() -> None:
     # Its symbols stay its own, and so do those of libtorch, which it brings.
     _library = ctypes.CDLL(str(build.device_library()), ctypes.RTLD_LOCAL)
     _library.emulated_calls.restype = ctypes.c_char_p
+    _library.emulated_graph_new.restype = ctypes.c_void_p
+    for name in "begin", "end", "replay":
+        getattr(_library, f"emulated_graph_{name}").restype = ctypes.c_char_p
     _library.emulated_set_memory_fraction.argtypes = [ctypes.c_double]
     _fill_in_bindings()
 
@@ -171,7 +175,8 @@ def _fill_in_bindings() -> None:
         "_cuda_setMemoryFraction": set_memory_fraction,
         "_cuda_getMemoryFraction": lambda device: fraction,
         "_cuda_getAllocatorBackend": lambda: "native",
-        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_isCurrentStreamCapturing": _is_capturing,
+        "_cuda_endAllocateToPool": _Graph.end_pool,
     }
     for name, value in bindings.items():
         setattr(torch._C, name, value)
@@ -180,7 +185,8 @@ def _fill_in_bindings() -> None:
     cuda._exchange_device = exchange_device
     cuda._maybe_exchange_device = maybe_exchange_device
     cuda._get_device_properties = lambda device: Properties()
-    cuda.is_current_stream_capturing = lambda: False
+    cuda.is_current_stream_capturing = cuda.graphs.is_current_stream_capturing = _is_capturing
+    cuda.CUDAGraph = cuda.graphs.CUDAGraph = _Graph
     cuda.default_generators = (torch.Generator(device="cuda"),)
     cuda.Stream = cuda.streams.Stream = _Stream
     cuda.Event = cuda.streams.Event = _Event
@@ -196,6 +202,61 @@ def _fill_in_bindings() -> None:
         return torch.empty(*args, dtype=torch.uint8, device=device).untyped_storage()
 
     torch.UntypedStorage.__new__ = make_storage
+
+
+def _is_capturing() -> bool:
+    assert _library is not None
+    return bool(_library.emulated_is_capturing())
+
+
+class _Graph:
+    """`torch.cuda.CUDAGraph`, with a memory pool of its own."""
+
+    _by_pool: ClassVar[dict[tuple[int, int], weakref.ref[_Graph]]] = {}
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        assert _library is not None
+        self._handle: ctypes.c_void_p | None = ctypes.c_void_p(_library.emulated_graph_new())
+        self._id = 0, len(self._by_pool) + 1
+        self._by_pool[self._id] = weakref.ref(self)
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
+        if pool is not None:
+            raise RuntimeError("emulated device: each graph has a pool of its own")
+        modes = "global", "thread_local", "relaxed"
+        self._call("begin", ctypes.c_int(modes.index(capture_error_mode)))
+
+    def capture_end(self) -> None:
+        self._call("end")
+
+    def replay(self) -> None:
+        self._call("replay")
+
+    def pool(self) -> tuple[int, int]:
+        return self._id
+
+    def reset(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            _library.emulated_graph_free(handle)
+
+    def __del__(self) -> None:
+        self.reset()
+
+    @classmethod
+    def end_pool(cls, device: int, pool: tuple[int, int]) -> None:
+        graph = cls._by_pool[pool]()
+        assert graph is not None
+        _library.emulated_graph_end_pool(graph._handle)
+
+    def _call(self, name: str, *args: Any) -> None:
+        import torch
+
+        words = getattr(_library, f"emulated_graph_{name}")(self._handle, *args)
+        if words is not None:
+            text = words.decode()
+            error = torch.AcceleratorError if text.startswith("CUDA error") else RuntimeError
+            raise error(text)
 
 
 def _memory_info(device: Any = None) -> tuple[int, int]:

@@ -124,3 +124,117 @@ torch.cuda.synchronize()
     words = "emulated device: a kernel wrote behind the end of 32 bytes\n"
     want = (0, "") if elements == 8 else (-signal.SIGABRT, words)
     assert (done.returncode, done.stderr) == want
+
+
+class TestGraphs:
+    """`torch.cuda.CUDAGraph`, as the engine's tests rely on it."""
+
+    @staticmethod
+    def capture(work, stream=None):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream or torch.cuda.Stream()):
+            graph.capture_begin()
+            try:
+                made = work()
+            finally:
+                graph.capture_end()
+        return graph, made
+
+    def test_a_capture_does_nothing_and_replays_read_what_is_there(self):
+        x, total = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
+
+        def work():
+            total.add_(x)
+            return total * 2
+
+        graph, made = self.capture(work)
+        assert total.tolist() == [0] * 4
+        assert made.isnan().all()
+        for step in range(1, 4):
+            x.fill_(step)
+            graph.replay()
+            assert made.tolist() == [2 * sum(range(step + 1))] * 4
+        assert total.tolist() == [6] * 4
+
+    def test_kernels_of_the_driver_are_in_it(self, cuda):
+        y, stream = torch.zeros(8, device="cuda"), torch.cuda.Stream()
+        function, address = cuda.compile(ADD, "add"), ctypes.c_void_p(y.data_ptr())
+        handle = ctypes.c_void_p(stream.native_handle)
+
+        def work():
+            cuda.launch(function, [1], [64], address, 2.0, y.numel(), stream=handle)
+            return y + 1
+
+        graph, made = self.capture(work, stream)
+        for step in range(1, 4):
+            graph.replay()
+            assert made.tolist() == [2 * step + 1] * 8
+
+    def test_results_are_given_their_size_by_the_kernel(self):
+        graph, made = self.capture(lambda: torch.arange(5, device="cuda") * 1)
+        graph.replay()
+        assert made.tolist() == [0, 1, 2, 3, 4]
+
+    def test_a_graph_holds_addresses_and_no_memory(self):
+        held = [torch.ones(1000, device="cuda")]
+        graph, made = self.capture(lambda: held[0] * 2)
+        held.clear()
+        graph.replay()
+        assert made.isnan().all()
+
+    def test_memory_within_is_not_given_to_others(self):
+        def work():
+            x = torch.ones(1000, device="cuda")
+            for _ in range(3):
+                x = x * 2  # what x was is free from here on, for the graph alone
+            return x
+
+        graph, made = self.capture(work)
+        others = [torch.zeros(1000, device="cuda") for _ in range(8)]
+        graph.replay()
+        assert made.eq(8).all()
+        assert all(other.eq(0).all() for other in others)
+        graph.replay()
+        assert made.eq(8).all()
+        kept = made.clone()
+        del graph
+        assert made.eq(kept).all()  # it is alive, whether the graph is or not
+        cuda_device.check_guards()
+
+    def test_random_numbers_go_on(self):
+        torch.manual_seed(0)
+        want = [torch.rand(4, device="cuda") for _ in range(4)]
+        torch.manual_seed(0)
+        graph, made = self.capture(lambda: torch.rand(4, device="cuda"))
+        got = []
+        for _ in range(2):
+            graph.replay()
+            got += [made.clone(), torch.rand(4, device="cuda")]
+        assert all(map(torch.equal, got, want))
+
+    @pytest.mark.parametrize(
+        "ask",
+        [torch.Tensor.item, torch.nonzero, torch.Tensor.cpu, lambda x: torch.cuda.synchronize()],
+    )
+    def test_asking_the_host_spoils_a_capture(self, ask):
+        x = torch.ones(4, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[0]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin()
+            with pytest.raises(RuntimeError, match="operation not permitted"):
+                ask(x[:1])
+            with pytest.raises(RuntimeError, match="operation failed due to a previous error"):
+                graph.capture_end()
+        with pytest.raises(RuntimeError, match="Offset increment outside graph capture"):
+            torch.rand(4, device="cuda")
+        generator.graphsafe_set_state(generator.clone_state())
+        torch._C._cuda_endAllocateToPool(0, graph.pool())
+        assert torch.rand(4, device="cuda").lt(1).all()
+
+    def test_what_is_refused(self):
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(RuntimeError, match="non-default stream"):
+            graph.capture_begin()
+        with pytest.raises(RuntimeError, match="without a preceding successful capture"):
+            graph.replay()

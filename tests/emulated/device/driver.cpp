@@ -1,5 +1,6 @@
 #include "driver.h"
 
+#include "graphs.h"
 #include "memory.h"
 #include <c10/core/DeviceType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -45,6 +46,16 @@ void use(const char* path) {
   set(made->launch_host, "cuLaunchHostFunc");
   set(made->error_string, "cuGetErrorString");
   set(made->set_current, "cuCtxSetCurrent");
+  set(made->begin_capture, "cuStreamBeginCapture_v2");
+  set(made->end_capture, "cuStreamEndCapture");
+  set(made->instantiate, "cuGraphInstantiateWithFlags");
+  set(made->launch_graph, "cuGraphLaunch");
+  set(made->destroy_graph, "cuGraphDestroy");
+  set(made->destroy_executable, "cuGraphExecDestroy");
+  set(made->is_capturing, "cuStreamIsCapturing");
+  set(made->run_stream, "emulated_run_stream");
+  set(made->add_node, "emulated_add_node");
+  set(made->invalidate, "emulated_invalidate");
   const bool has_started =
       find<int(unsigned)>(library, "cuInit")(0) == 0 &&
       find<int(void**, int)>(library, "cuDevicePrimaryCtxRetain")(&made->context, 0) == 0;
@@ -69,11 +80,15 @@ void check(int result) {
   TORCH_CHECK(false, "CUDA error: ", text);
 }
 
+void* current_stream() {
+  const auto* guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
+  return reinterpret_cast<void*>(guard->getStream(guard->getDevice()).id());
+}
+
 void run_launched() {
   if (driver() == nullptr) return;
-  const auto* guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
-  const c10::Stream stream = guard->getStream(guard->getDevice());
-  check(driver()->stream_synchronize(reinterpret_cast<void*>(stream.id())));
+  if (is_recording()) return driver()->run_stream(current_stream());
+  check(driver()->stream_synchronize(current_stream()));
 }
 
 }  // namespace emulated

@@ -18,6 +18,16 @@ struct Driver {
   int (*launch_host)(void* stream, void (*call)(void*), void* data);
   int (*error_string)(int error, const char** text);
   int (*set_current)(void* context);
+  int (*begin_capture)(void* stream, int mode);
+  int (*end_capture)(void* stream, void** graph);
+  int (*instantiate)(void** executable, void* graph, unsigned long long flags);
+  int (*launch_graph)(void* executable, void* stream);
+  int (*destroy_graph)(void* graph);
+  int (*destroy_executable)(void* executable);
+  int (*is_capturing)(void* stream, int* status);
+  void (*run_stream)(void* stream);
+  void (*add_node)(void* stream, void (*call)(void*), void* data, void (*drop)(void*));
+  void (*invalidate)(void* stream);
   void* context = nullptr;
 };
 
@@ -27,6 +37,8 @@ const Driver* driver();
 // Raises in PyTorch's words if a call was refused.
 void check(int result);
 
+// This thread's stream.
+void* current_stream();
 // Runs what was launched on this thread's stream: before a kernel of PyTorch's on the same stream.
 void run_launched();
 

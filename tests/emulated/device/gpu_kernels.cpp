@@ -42,14 +42,14 @@ using SoftmaxBackward = Tensor (*)(const Tensor&, const Tensor&, int64_t, at::Sc
 template <Softmax kernel>
 Tensor softmax(const Tensor& self, int64_t dim, bool half_to_float) {
   const Tensor wide = half_to_float ? self.to(at::kFloat) : self;
-  return on_cpu([&](const Tensor& x) { return kernel(x, dim, false); }, wide);
+  return on_cpu([dim](const Tensor& x) { return kernel(x, dim, false); }, wide);
 }
 
 template <SoftmaxBackward kernel>
 Tensor softmax_backward(const Tensor& grad, const Tensor& output, int64_t dim,
                         at::ScalarType input_type) {
-  const auto run = [&](const Tensor& g, const Tensor& y) {
-    return kernel(g, y, dim, grad.scalar_type());
+  const auto run = [dim, type = grad.scalar_type()](const Tensor& g, const Tensor& y) {
+    return kernel(g, y, dim, type);
   };
   return on_cpu(run, grad, output).to(input_type);
 }
@@ -227,9 +227,14 @@ std::tuple<Tensor, Tensor> dropout(const Tensor& self, double p, std::optional<b
 // --- convolutions of one channel each
 // -------------------------------------------------------------
 
+void check_no_capture() {
+  TORCH_CHECK(!is_recording(), "emulated device: no graphs of convolutions of one channel each");
+}
+
 Tensor depthwise(const Tensor& self, const Tensor& weight, c10::SymIntArrayRef,
                  const MaybeTensor& bias, c10::SymIntArrayRef stride, c10::SymIntArrayRef padding,
                  c10::SymIntArrayRef dilation) {
+  check_no_capture();
   const auto run = [&](const Tensor& x, const Tensor& w, const Tensor& b) {
     return at::convolution_symint(x, w, b, stride, padding, dilation, /*transposed=*/false,
                                   std::vector<c10::SymInt>{0, 0}, x.sym_size(1));
@@ -242,6 +247,7 @@ std::tuple<Tensor, Tensor> depthwise_backward(const Tensor& grad, const Tensor& 
                                               at::IntArrayRef stride, at::IntArrayRef padding,
                                               at::IntArrayRef dilation,
                                               std::array<bool, 2> wanted) {
+  check_no_capture();
   CpuView view;
   const auto [of_self, of_weight, none] = at::convolution_backward(
       view.to_cpu(grad), view.to_cpu(self), view.to_cpu(weight), at::OptionalIntArrayRef(), stride,

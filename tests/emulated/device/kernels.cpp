@@ -5,6 +5,7 @@
 
 #include "cpu_view.h"
 #include "generator.h"
+#include "graphs.h"
 #include "memory.h"
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -186,7 +187,7 @@ class DeviceRandom {
   at::Tensor before_, seeded_;
 };
 
-void run_on_cpu(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+void run_now(const OperatorHandle& op, Stack* stack) {
   const size_t first = stack->size() - op.schema().arguments().size();
   check_devices(op, *stack, first);
   {
@@ -227,6 +228,43 @@ void run_on_cpu(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
       return row_major && result.defined() ? result.contiguous() : result;
     });
   }
+}
+
+// The tensors that come back share memory with arguments, or are new.
+void run_and_record(const OperatorHandle& op, Stack* stack) {
+  const size_t first = stack->size() - op.schema().arguments().size();
+  check_capture(op, *stack, first);
+  const Stack given(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+  run_now(op, stack);
+  // Kernels may have given an `out` argument memory, at whose address a replay writes.
+  Unowned unowned;
+  const auto of = [&](const at::Tensor& tensor) { return unowned.of(tensor); };
+  Stack arguments;
+  for (const IValue& each : given) arguments.push_back(map_tensors(each, of));
+  std::vector<at::Tensor> made;
+  const auto list_made = [&](const at::Tensor& tensor) {
+    const bool is_new = tensor.defined() && tensor.is_cuda() && !unowned.has(tensor);
+    made.push_back(is_new ? Unowned().of(tensor) : at::Tensor());
+  };
+  for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i) {
+    each_tensor((*stack)[i], list_made);
+  }
+  record([op, arguments, made] {
+    Stack again = arguments;
+    run_now(op, &again);
+    auto to = made.begin();
+    for (const IValue& result : again) {
+      each_tensor(result, [&](const at::Tensor& tensor) {
+        if (to->defined()) copy_bytes(tensor, *to);
+        ++to;
+      });
+    }
+  });
+}
+
+void run_on_cpu(const OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  if (is_recording()) return run_and_record(op, stack);
+  run_now(op, stack);
 }
 
 // --- memory --------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 #include "caching.h"
 #include "driver.h"
+#include "graphs.h"
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/util/Exception.h>
@@ -15,8 +16,20 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace emulated {
+
+struct Pool {
+  std::map<size_t, size_t> free;  // offset -> bytes, guards included
+  size_t live = 0;                // blocks
+  bool is_dropped = false;
+};
+
+struct Snapshot {
+  std::map<void*, std::vector<char>> blocks;
+};
+
 namespace {
 
 using c10::CachingAllocator::Stat;
@@ -55,10 +68,8 @@ const Pages& pages() {
   return each;
 }
 
-void* current_stream() {
-  const auto* guard = c10::impl::getDeviceGuardImpl(kDevice.type());
-  return reinterpret_cast<void*>(guard->getStream(kDevice).id());
-}
+// Of the calling thread; nullptr: memory is anybody's.
+thread_local Pool* current_pool = nullptr;
 
 Stat& whole(StatArray& stats) { return stats[static_cast<size_t>(StatType::AGGREGATE)]; }
 
@@ -70,14 +81,12 @@ class Allocator final : public c10::DeviceAllocator {
     const size_t guarded = bytes + kGuardBytes;
     void* stream = current_stream();
     std::lock_guard lock(mutex_);
-    auto place = free_.begin();
-    while (place != free_.end() && place->second < guarded) ++place;
+    Pool* const pool = current_pool;
     size_t offset;
-    if (place != free_.end()) {
-      offset = place->first;
-      const size_t rest = place->second - guarded;
-      free_.erase(place);
-      if (rest > 0) free_.emplace(offset + guarded, rest);
+    if (pool != nullptr && take(pool->free, guarded, offset)) {
+      // It has been used in the same capture.
+    } else if (take(free_, guarded, offset)) {
+      // It is poisoned.
     } else {
       if (end_ + guarded > limit_) {
         ++stats_.num_ooms;
@@ -96,7 +105,11 @@ class Allocator final : public c10::DeviceAllocator {
     whole(stats_.requested_bytes).increase(requested);
     std::memset(pages().host + offset + requested, kGuard, guarded - requested);
     char* address = pages().device + offset;
-    live_.emplace(address, Block{bytes, requested, stream, caching_.allocate(requested, stream)});
+    // PyTorch's allocator has segments for each pool.
+    const void* owner = pool != nullptr ? static_cast<const void*>(pool) : stream;
+    live_.emplace(address,
+                  Block{bytes, requested, stream, caching_.allocate(requested, owner), pool});
+    if (pool != nullptr) ++pool->live;
     note_reserved();
     return {address, address, &drop, kDevice};
   }
@@ -142,6 +155,56 @@ class Allocator final : public c10::DeviceAllocator {
     }
   }
 
+  void poison(Pool& pool) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [offset, bytes] : pool.free) {
+      std::memset(pages().host + offset, kPoison, bytes);
+    }
+    for (const auto& [address, block] : live_) {
+      if (block.pool == &pool) std::memset(host_view(address), kPoison, block.requested);
+    }
+  }
+
+  // Within the pool, what lay there earlier in the capture may cover what guards memory now.
+  void repair(Pool& pool) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [address, block] : live_) {
+      if (block.pool != &pool) continue;
+      std::memset(static_cast<char*>(host_view(address)) + block.requested, kGuard,
+                  block.bytes + kGuardBytes - block.requested);
+    }
+  }
+
+  void drop_pool(Pool& pool) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [offset, bytes] : pool.free) {
+      std::memset(pages().host + offset, kPoison, bytes);
+      join(free_, offset, bytes);
+    }
+    pool.free.clear();
+    pool.is_dropped = true;
+    if (pool.live == 0) delete &pool;
+  }
+
+  std::shared_ptr<const Snapshot> snapshot() {
+    std::lock_guard lock(mutex_);
+    auto taken = std::make_shared<Snapshot>();
+    for (const auto& [address, block] : live_) {
+      const auto* from = static_cast<const char*>(host_view(address));
+      taken->blocks.emplace(address, std::vector<char>(from, from + block.requested));
+    }
+    return taken;
+  }
+
+  void restore(const Snapshot& snapshot) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [address, bytes] : snapshot.blocks) {
+      const auto found = live_.find(address);
+      if (found == live_.end() || found->second.requested != bytes.size()) continue;
+      std::memcpy(host_view(address), bytes.data(), bytes.size());
+    }
+  }
+
   void set_limit(size_t bytes) {
     std::lock_guard lock(mutex_);
     limit_ = bytes;
@@ -152,14 +215,32 @@ class Allocator final : public c10::DeviceAllocator {
     size_t bytes, requested;
     void* stream;
     Caching::Address cached;
+    Pool* pool;  // of which it is; nullptr: of none
   };
 
   static void drop(void* address);
+
+  // The first place that is large enough.
+  static bool take(std::map<size_t, size_t>& free, size_t bytes, size_t& offset) {
+    auto place = free.begin();
+    while (place != free.end() && place->second < bytes) ++place;
+    if (place == free.end()) return false;
+    offset = place->first;
+    const size_t rest = place->second - bytes;
+    free.erase(place);
+    if (rest > 0) free.emplace(offset + bytes, rest);
+    return true;
+  }
 
   // Streams are in order: what was launched before the memory is freed may still use it.
   void release(void* address) {
     void* stream = count_out(address);
     const Driver* queue = driver();
+    // What is freed in a capture is free for the rest of it. What was launched has to run first.
+    if (current_pool != nullptr && is_recording()) {
+      queue->run_stream(current_stream());
+      return make_free(address);
+    }
     if (queue == nullptr || queue->launch_host(stream, &make_free, address) != 0) {
       make_free(address);
     }
@@ -193,17 +274,25 @@ class Allocator final : public c10::DeviceAllocator {
     const size_t bytes = live_.at(address).bytes + kGuardBytes;
     const size_t offset = static_cast<char*>(address) - pages().device;
     check_guard(pages().host + offset, live_.at(address).requested, bytes);
+    Pool* const pool = live_.at(address).pool;
     live_.erase(address);
     std::memset(pages().host + offset, kPoison, bytes);
-    auto next = free_.emplace(offset, bytes).first;
-    if (auto after = std::next(next); after != free_.end() && offset + bytes == after->first) {
+    if (pool == nullptr) return join(free_, offset, bytes);
+    --pool->live;
+    join(pool->is_dropped ? free_ : pool->free, offset, bytes);
+    if (pool->is_dropped && pool->live == 0) delete pool;
+  }
+
+  static void join(std::map<size_t, size_t>& free, size_t offset, size_t bytes) {
+    auto next = free.emplace(offset, bytes).first;
+    if (auto after = std::next(next); after != free.end() && offset + bytes == after->first) {
       next->second += after->second;
-      free_.erase(after);
+      free.erase(after);
     }
-    if (next != free_.begin()) {
+    if (next != free.begin()) {
       if (auto before = std::prev(next); before->first + before->second == offset) {
         before->second += next->second;
-        free_.erase(next);
+        free.erase(next);
       }
     }
   }
@@ -307,6 +396,18 @@ void set_memory_fraction(double fraction) {
 }
 
 void check_guards() { device_allocator().check_guards(); }
+
+Pool* begin_pool() { return current_pool = new Pool; }
+
+void end_pool(Pool* pool) {
+  if (current_pool == pool) current_pool = nullptr;
+}
+
+void poison_pool(Pool* pool) { device_allocator().poison(*pool); }
+void repair_guards(Pool* pool) { device_allocator().repair(*pool); }
+void drop_pool(Pool* pool) { device_allocator().drop_pool(*pool); }
+std::shared_ptr<const Snapshot> take_snapshot() { return device_allocator().snapshot(); }
+void restore(const Snapshot& snapshot) { device_allocator().restore(snapshot); }
 
 c10::Allocator& pinned_allocator() {
   static auto* each = new PinnedAllocator;

@@ -5,6 +5,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <cstddef>
+#include <memory>
 
 namespace emulated {
 
@@ -22,6 +23,22 @@ void open_memory(int open);
 // The allocator of the device: addresses are multiples of 512, new and freed memory is full of
 // 0xFF, which is NaN in all floating types. Raises OutOfMemoryError in the words of PyTorch's.
 c10::DeviceAllocator& allocator();
+
+// Memory of a graph: what is allocated while it is captured, and what of that is free again.
+struct Pool;
+
+// From now on this thread's allocations come from a new pool, until `end`.
+Pool* begin_pool();
+void end_pool(Pool* pool);
+// Fills a pool with poison, and repairs the bytes that guard it.
+void poison_pool(Pool* pool);
+void repair_guards(Pool* pool);
+// The graph is gone: the memory is anybody's as soon as it is free.
+void drop_pool(Pool* pool);
+// What all memory that is in use holds; and sets it to that, as far as it is in use still.
+struct Snapshot;
+std::shared_ptr<const Snapshot> take_snapshot();
+void restore(const Snapshot& snapshot);
 
 // Memory is given out up to this share of what the device has.
 void set_memory_fraction(double fraction);

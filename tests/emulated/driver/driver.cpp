@@ -29,9 +29,15 @@ constexpr int kPoison = 0xFF;
 constexpr size_t kMemoryAlignment = 512;
 
 struct Event;
+// A captured graph: its work, in the order in which it was queued.
+struct Graph {
+  std::vector<std::function<void()>> nodes;
+};
 struct Stream {
   std::deque<std::function<void()>> queue;
   bool runs = false;
+  std::shared_ptr<Graph> capture;  // while it is captured
+  bool is_invalid = false;         // something was asked for that no graph can contain
 };
 struct Event {
   Stream* stream = nullptr;
@@ -57,8 +63,11 @@ struct State {
 // Of the calling thread.
 thread_local bool has_context = false;
 thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
+thread_local Stream* captured_by_thread = nullptr;
 
-bool is_capturing() { return std::getenv("EMULATED_CUDA_CAPTURING") != nullptr; }
+bool is_capturing() {
+  return captured_by_thread != nullptr || std::getenv("EMULATED_CUDA_CAPTURING") != nullptr;
+}
 
 State& state() {
   static auto* each = new State;
@@ -193,7 +202,15 @@ Result ready() {
 Result unless_relaxed(const std::string& what) {
   constexpr int kRelaxed = 2;
   if (!is_capturing() || capture_mode == kRelaxed) return kSuccess;
+  if (captured_by_thread != nullptr) captured_by_thread->is_invalid = true;
   return refuse(kCaptureUnsupported, what + " while a stream is captured");
+}
+
+// Nobody can wait for what does not run.
+Result unless_captured(Stream& stream, const std::string& what) {
+  if (stream.capture == nullptr) return kSuccess;
+  stream.is_invalid = true;
+  return refuse(kCaptureUnsupported, "operation not permitted when stream is capturing: " + what);
 }
 
 Result after(Result result) { return result == kSuccess ? sticky_error() : result; }
@@ -215,8 +232,12 @@ Result refuse(Result error, const std::string& reason) {
   return error;
 }
 
+// While a stream is captured its work is done as well, so that the host finds results of the right
+// sizes; the test device undoes it (device/graphs.h).
 void enqueue(void* stream, std::function<void()> work) {
-  stream_of(stream)->queue.push_back(std::move(work));
+  Stream& each = *stream_of(stream);
+  if (each.capture != nullptr) each.capture->nodes.push_back(work);
+  each.queue.push_back(std::move(work));
 }
 
 void run_queued(void* stream) { run_stream(*stream_of(stream)); }
@@ -328,6 +349,9 @@ EMULATED_API int cuCtxGetCurrent(void** context) {
 EMULATED_API int cuCtxSynchronize() {
   const Lock lock(state().mutex);
   if (const Result error = ready()) return error;
+  if (captured_by_thread != nullptr) {
+    return unless_captured(*captured_by_thread, "cuCtxSynchronize");
+  }
   run_all();
   return sticky_error();
 }
@@ -354,6 +378,8 @@ EMULATED_API int cuGetErrorName(int error, const char** text) {
       {kOutOfResources, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
       {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
       {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+      {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+      {kNotCapturing, "CUDA_ERROR_ILLEGAL_STATE"},
   };
   const auto found = names.find(error);
   *text = found == names.end() ? nullptr : found->second;
@@ -550,6 +576,7 @@ EMULATED_API int cuStreamSynchronize(void* stream) {
   const Lock lock(state().mutex);
   if (const Result error = ready()) return error;
   if (stream_of(stream) == nullptr) return refuse(kInvalidHandle, "no such stream");
+  if (const Result error = unless_captured(*stream_of(stream), "cuStreamSynchronize")) return error;
   run_queued(stream);
   return sticky_error();
 }
@@ -557,13 +584,18 @@ EMULATED_API int cuStreamQuery(void* stream) {
   const Lock lock(state().mutex);
   if (const Result error = ready()) return error;
   if (stream_of(stream) == nullptr) return refuse(kInvalidHandle, "no such stream");
+  if (const Result error = unless_captured(*stream_of(stream), "cuStreamQuery")) return error;
   if (stream_of(stream)->queue.empty()) return kSuccess;
   // Who asks again and again gets an end.
   run_queued(stream);
   return kNotReady;
 }
-EMULATED_API int cuStreamIsCapturing(void*, int* status) {
-  *status = is_capturing() ? 1 : 0;
+EMULATED_API int cuStreamIsCapturing(void* stream, int* status) {
+  const Lock lock(state().mutex);
+  const Stream* each = stream_of(stream);
+  if (each == nullptr) return refuse(kInvalidHandle, "no such stream");
+  const bool always = std::getenv("EMULATED_CUDA_CAPTURING") != nullptr;
+  *status = each->capture != nullptr || always ? 1 : 0;
   return kSuccess;
 }
 EMULATED_API int cuThreadExchangeStreamCaptureMode(int* mode) {
@@ -613,11 +645,86 @@ EMULATED_API int cuEventQuery(void* event) {
   return each->reached == each->recorded ? kSuccess : kNotReady;
 }
 
+// --- graphs --------------------------------------------------------------------------------------
+
+EMULATED_API int cuStreamBeginCapture_v2(void* stream, int) {
+  const Lock lock(state().mutex);
+  if (const Result error = ready()) return error;
+  Stream* each = stream_of(stream);
+  if (each == nullptr) return refuse(kInvalidHandle, "no such stream");
+  if (each == &state().default_stream || each->capture != nullptr) {
+    return refuse(kCaptureUnsupported, "the default stream, or one that is captured already");
+  }
+  run_stream(*each);
+  each->capture = std::make_shared<Graph>();
+  each->is_invalid = false;
+  captured_by_thread = each;
+  return kSuccess;
+}
+EMULATED_API int cuStreamEndCapture(void* stream, void** graph) {
+  const Lock lock(state().mutex);
+  *graph = nullptr;
+  Stream* each = stream_of(stream);
+  if (each == nullptr || each->capture == nullptr) {
+    return refuse(kNotCapturing, "the stream is not captured");
+  }
+  const std::shared_ptr<Graph> made = std::move(each->capture);
+  captured_by_thread = nullptr;
+  run_stream(*each);
+  if (each->is_invalid) {
+    return refuse(kCaptureInvalidated, "operation failed due to a previous error during capture");
+  }
+  *graph = new std::shared_ptr<Graph>(made);
+  return kSuccess;
+}
+EMULATED_API int cuGraphInstantiateWithFlags(void** executable, void* graph, uint64_t) {
+  *executable = new std::shared_ptr<Graph>(*static_cast<std::shared_ptr<Graph>*>(graph));
+  return kSuccess;
+}
+EMULATED_API int cuGraphLaunch(void* executable, void* stream) {
+  const Lock lock(state().mutex);
+  if (const Result error = ready()) return error;
+  if (stream_of(stream) == nullptr) return refuse(kInvalidHandle, "no such stream");
+  if (const Result error = unless_captured(*stream_of(stream), "cuGraphLaunch")) return error;
+  if (const char* path = std::getenv("EMULATED_CUDA_LOG")) {
+    std::ofstream(path, std::ios::app) << "cuGraphLaunch\n";
+  }
+  enqueue(stream, [graph = *static_cast<std::shared_ptr<Graph>*>(executable)] {
+    for (const auto& node : graph->nodes) {
+      if (state().error == kSuccess) node();
+    }
+  });
+  return kSuccess;
+}
+EMULATED_API int cuGraphDestroy(void* graph) {
+  delete static_cast<std::shared_ptr<Graph>*>(graph);
+  return kSuccess;
+}
+EMULATED_API int cuGraphExecDestroy(void* executable) { return cuGraphDestroy(executable); }
+
 // --- of the fake alone ---------------------------------------------------------------------------
 
 // The test device says how its memory is opened, and which addresses it has.
 EMULATED_API void emulated_use_device(void (*open_memory)(int), int (*is_address)(const void*)) {
   state().device = {open_memory, is_address};
+}
+// Runs what is queued, also of a stream that is captured: before a kernel of PyTorch's, which does
+// not wait for its turn.
+EMULATED_API void emulated_run_stream(void* stream) {
+  const Lock lock(state().mutex);
+  if (stream_of(stream) != nullptr) run_queued(stream);
+}
+// Adds to the graph what a kernel of PyTorch's has done already.
+EMULATED_API void emulated_add_node(void* stream, void (*call)(void*), void* data,
+                                    void (*drop)(void*)) {
+  const Lock lock(state().mutex);
+  const std::shared_ptr<void> held(data, drop);
+  Stream* each = stream_of(stream);
+  if (each->capture != nullptr) each->capture->nodes.push_back([=] { call(held.get()); });
+}
+EMULATED_API void emulated_invalidate(void* stream) {
+  const Lock lock(state().mutex);
+  stream_of(stream)->is_invalid = true;
 }
 // Forgets the error of the context, which a real one keeps until the process ends.
 EMULATED_API void emulated_forget_error() {

@@ -28,6 +28,8 @@ enum Result : int {
   kOutOfResources = 701,
   kLaunchFailed = 719,
   kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kNotCapturing = 904,
 };
 
 // What a real device of compute capability 9.0 allows.
