@@ -20,20 +20,23 @@ _OPTIONS = {
     "OnnxOpsetVersion": "opset",
     "SkipCheck": "skipcheck_policy",
 }
-# Keys of settings that cannot be switched off, with the reason; and keys without a setting.
-_NOT_NEEDED = {
+# Keys of settings that cannot be switched off, with the reason.
+_ALWAYS_ON = {
     "UseExternalGPUAllocator": "PyTorch's allocator gives all memory",
     "RunSymbolicShapeInference": "a capture knows all sizes as symbols",
 }
-_NOT_AVAILABLE = (
-    "PropagateCastOps", "EnableGradAccOptimization", "UseStaticShape",
-    "UseMemoryEfficientGradient",
-)  # fmt: skip
+# Keys of what ONNX Runtime Training has to be told, with the reason why it is not needed here.
+_NEVER_NEEDED = {
+    "PropagateCastOps": "casts are parts of fused kernels, which read and write each dtype",
+    "EnableGradAccOptimization": "all weights are cast in one launch per call",
+    "UseStaticShape": "each set of sizes has a memory plan of its own",
+    "UseMemoryEfficientGradient": "what backward reads of forward is chosen by its bytes",
+}
 _BOOLS = {
     "EnableCustomAutogradFunction", "UseExternalGPUAllocator", "RunSymbolicShapeInference",
     "EnableGradAccOptimization", "UseStaticShape", "UseMemoryEfficientGradient",
 }  # fmt: skip
-_KEYS = ("DebugOptions", *_OPTIONS, *_NOT_NEEDED, *_NOT_AVAILABLE)
+_KEYS = ("DebugOptions", *_OPTIONS, *_ALWAYS_ON, *_NEVER_NEEDED)
 
 
 def load_from_json(ortmodule: ORTModule, path: str | Path | None = None) -> None:
@@ -69,11 +72,10 @@ def load_from_json(ortmodule: ORTModule, path: str | Path | None = None) -> None
     )
     debug = ortmodule._debug_options
     logger = logs.make_logger(debug.log_level)
-    for key in config.keys() & set(_NOT_AVAILABLE):
-        logs.say_once(logger, f"{key}: not available yet, ignored")
-    for key, why in _NOT_NEEDED.items():
-        if not config.get(key, True):
-            logs.say_once(logger, f"{key}: never needed, ignored: {why}")
+    switched_off = {key: why for key, why in _ALWAYS_ON.items() if not config.get(key, True)}
+    switched_on = {key: why for key, why in _NEVER_NEEDED.items() if config.get(key)}
+    for key, why in (switched_off | switched_on).items():
+        logs.say_once(logger, f"{key}: never needed, ignored: {why}")
 
 
 def _debug_options(config: Any, current: DebugOptions, options_asked: dict) -> DebugOptions:

@@ -47,5 +47,6 @@ def set_propagate_cast_ops_optimization(
         logs.say_once(
             logger,
             f"set_propagate_cast_ops_optimization: {strategy.name}, {level.name}: "
-            "not available yet, ignored; casts stay where autocast puts them",
+            "never needed, ignored: casts are parts of fused kernels, which read and write each "
+            "dtype",
         )
