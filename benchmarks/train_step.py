@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from backends import AUTOTUNE, GRAPHS, ONEDNN, OURS
+from backends import AUTOTUNE, GRAPHS, IN_GRAPHS, ONEDNN, ORT_GRAPHS, OURS
 from models import FOR_GPUS, LARGE, MODELS
 from process import AnsweredError, WorkerError, WorkerProcess
 from record import Record, Records
@@ -29,9 +29,11 @@ from rich.console import Console
 from worker import Job
 
 T = TypeVar("T")
-BACKENDS = ("eager", ONEDNN, "aot_eager", "inductor", AUTOTUNE, GRAPHS, "ort", "ortmodule")
+BACKENDS = (
+    "eager", ONEDNN, "aot_eager", "inductor", AUTOTUNE, GRAPHS, "ort", "ortmodule", ORT_GRAPHS,
+)  # fmt: skip
 ON_CPU = ("eager", "aot_eager", "inductor", "ort")
-ON_CUDA = ("eager", "inductor", GRAPHS, "ort")
+ON_CUDA = ("eager", "inductor", GRAPHS, "ort", ORT_GRAPHS)
 WARM_UP_STEPS = 5
 LEAD_IN_STEPS = 3
 # A worker's OpenMP threads spin for some milliseconds after their last parallel region, and the
@@ -378,8 +380,9 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         options.models = FOR_GPUS if on_cuda else [name for name in MODELS if name not in LARGE]
     if options.backends is None:
         options.backends = ["ort"] if options.against else list(ON_CUDA if on_cuda else ON_CPU)
-    if GRAPHS in options.backends and not on_cuda:
-        parser.error(f"--backends {GRAPHS}: CUDA graphs need --device cuda")
+    for backend in IN_GRAPHS:
+        if backend in options.backends and not on_cuda:
+            parser.error(f"--backends {backend}: CUDA graphs need --device cuda")
     if ONEDNN in options.backends and (options.onednn is None or on_cuda or options.autocast):
         parser.error(f"--backends {ONEDNN}: needs --onednn, and is for float32 on the CPU")
     if options.against is not None and not list(options.against.glob("torch_ort/_C.*")):

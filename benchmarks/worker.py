@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, TextIO
 
 import torch
-from backends import EAGER, GRAPHS, MODES, ONEDNN, OURS
+from backends import EAGER, GRAPHS, IN_GRAPHS, MODES, ONEDNN, ORT_GRAPHS, OURS
 from memory import HighWater, tensor_bytes
 from models import build
 from onednn import OneDnn, replace_products
@@ -117,6 +117,8 @@ class Trainer:
             self.call = torch_ort.ORTModule(self.module)
         elif self.job.backend in MODES:
             self.call = torch.compile(self.module, mode=MODES[self.job.backend])
+        elif self.job.backend == ORT_GRAPHS:
+            self.call = torch.compile(self.module, backend="ort", mode="reduce-overhead")
         elif self.job.backend not in EAGER:
             self.call = torch.compile(self.module, backend=self.job.backend)
         compiled = time.perf_counter()
@@ -177,7 +179,7 @@ class Trainer:
         for _ in range(steps):
             self.step()
         peak, reason = water.peak_bytes(), None
-        if self.job.backend == GRAPHS:
+        if self.job.backend in IN_GRAPHS:
             peak, reason = None, "a CUDA graph that is replayed allocates nothing"
         parameters = list(self.module.parameters())
         states = [

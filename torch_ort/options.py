@@ -38,7 +38,7 @@ CONV_SEARCHES = ("HEURISTIC", "EXHAUSTIVE")
 _NOT_MEASURED = "kernels are chosen by measuring where ORTMODULE_ENABLE_TUNING=1 asks for it"
 MODES = {
     "default": "",
-    "reduce-overhead": "no Python runs between the kernels of a graph in any mode",
+    "reduce-overhead": "",  # the option cuda_graphs
     "max-autotune": _NOT_MEASURED,
     "max-autotune-no-cudagraphs": _NOT_MEASURED,
 }
@@ -298,6 +298,12 @@ TABLE: tuple[Row, ...] = (
          "EXHAUSTIVE: it times its algorithms when sizes first occur, which takes some tenths of a "
          "second for each, and uses the fastest one in the whole process from then on.",
          str, _check_search),
+    Row("cuda_graphs", "TORCH_ORT_CUDA_GRAPHS", False, "bool",
+         "Run forward and backward on CUDA as CUDA graphs, which the host queues in one call each. "
+         "The mode `reduce-overhead` of `torch.compile` does the same. Memory of these graphs is "
+         "not given back between calls. A call that does not fit a graph runs without one: see "
+         "[gpu.md](gpu.md#cuda-graphs). On the CPU it does nothing.",
+         _parse_bool, _check_bool),
     Row("early_gradients", "TORCH_ORT_EARLY_GRADIENTS", False, "bool",
          "Hand out parameter gradients while backward is still running, whenever "
          "`gradient_segment_bytes` of them are ready. False: do so only where a parameter has a "
@@ -511,6 +517,8 @@ def resolve(given: Mapping[str, Any] | None = None, mode: str | None = None) -> 
                 f"{near(name, names)}"
             )
         values[name] = _checked(_BY_NAME[name], name, value)
+    if mode == "reduce-overhead" and "cuda_graphs" not in (given or {}):
+        values["cuda_graphs"] = True
     options = Options(**values)
     if options.memory_budget and recomputes_by_name(options):
         raise UserError(
@@ -539,6 +547,7 @@ def session_options(options: Options, **of_program: Any) -> _C.SessionOptions:
         tune=options.enable_tuning,
         most_tuning_ms=options.max_tuning_duration_ms,
         search_convs=options.conv_algo_search == "EXHAUSTIVE",
+        cuda_graphs=options.cuda_graphs,
         # Kernels of Triton take no lists of rows.
         rows_by_labels=options.enable_label_sparse_optimizer and not options.use_triton,
         rows_by_padding=options.enable_embedding_sparse_optimizer and not options.use_triton,

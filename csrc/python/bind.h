@@ -14,6 +14,7 @@ bool set_error_of_ours(std::exception_ptr thrown);
 // Throws the exception as a Python error, with an attribute that says that no step has run.
 [[noreturn]] void raise_as_not_begun(std::exception_ptr thrown);
 
+void bind_device_graphs(pybind11::module_& module);
 void bind_errors(pybind11::module_& module);
 void bind_ir(pybind11::module_& module);
 void bind_convert(pybind11::module_& module);

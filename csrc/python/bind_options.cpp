@@ -115,6 +115,7 @@ const std::vector<Field>& fields() {
             [](Options& options) -> bool& { return options.tuning.is_on; }),
       field("most_tuning_ms", "The time limit for one choice; 0: none.",
             [](Options& options) -> double& { return options.tuning.most_ms; }),
+      field("cuda_graphs", "Run forward and backward as CUDA graphs.", &Options::cuda_graphs),
       field("search_convs", "Have cuDNN time its algorithms for each convolution.",
             &Options::search_convs),
       field("parameter_gradients", "The graph outputs that are gradients of leaf parameters.",

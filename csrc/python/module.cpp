@@ -13,6 +13,7 @@ PYBIND11_MODULE(_C, module) {
   torch_ort::python::bind_plan(module);
   torch_ort::python::bind_options(module);
   torch_ort::python::bind_run(module);
+  torch_ort::python::bind_device_graphs(module);
   torch_ort::python::bind_step(module);
   torch_ort::python::bind_optim(module);
   torch_ort::python::bind_peak(module);

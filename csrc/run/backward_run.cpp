@@ -6,6 +6,7 @@
 #include "run/counters.h"
 #include "run/guard.h"
 #include "run/memory/delivery.h"
+#include "run/replay.h"
 
 #include <c10/core/Allocator.h>
 
@@ -197,13 +198,16 @@ void BackwardRun::advance(int num_steps) {
     check_versions();
     look_at_what_has_left();
   }
-  if (!has_run_ && binding.plan.backward_scratch_bytes > 0) {
+  if (!has_run_ && !context->replays && binding.plan.backward_scratch_bytes > 0) {
     scratch_ = allocate(context->graph().device, binding.plan.backward_scratch_bytes);
     context->attach_scratch(scratch_.data());
   }
   context->spent = true;
-  const auto steps = std::span(binding.backward).subspan(num_done_, num_steps - num_done_);
-  run_steps(*context, steps);
+  if (context->replays) {
+    binding.replay->run(*context, {.is_backward = true, .begin = num_done_, .end = num_steps});
+  } else {
+    run_steps(*context, std::span(binding.backward).subspan(num_done_, num_steps - num_done_));
+  }
   may_fail("gradients");
   num_done_ = num_steps;
   collect();

@@ -6,6 +6,7 @@
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/dtype.h"
+#include "run/replay.h"
 
 #include <algorithm>
 #include <chrono>
@@ -333,6 +334,10 @@ std::shared_ptr<Binding> make_binding(std::shared_ptr<const CompiledGraph> graph
   for (const at::Tensor& input : inputs) binding->inputs.push_back(spec_of(input));
   bind_symbols(*binding->graph->graph, inputs, symbols, binding->symbols);
   Binder(*binding->graph, *binding).run(inputs);
+  const CompiledGraph& compiled = *binding->graph;
+  if (compiled.options.cuda_graphs && compiled.device.is_cuda()) {
+    binding->replay = std::make_unique<Replay>(*binding);
+  }
   const auto spent = std::chrono::steady_clock::now() - start;
   binding->plan_ms = std::chrono::duration<double, std::milli>(spent).count();
   counters().plans.fetch_add(1);

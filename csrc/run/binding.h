@@ -16,6 +16,7 @@
 namespace torch_ort::run {
 
 struct BoundView;
+class Replay;
 
 // A slot that is a part of another tensor.
 struct PartSpec {
@@ -68,6 +69,7 @@ struct Binding : std::enable_shared_from_this<Binding> {
   // What the engine keeps for backward: slots of `transient`, and slots of `owned` whose memory
   // holds what crosses the border.
   std::vector<int> kept, crossing;
+  std::unique_ptr<Replay> replay;  // nullptr: not asked for
 
   std::mutex mutex;
   std::vector<std::unique_ptr<Context>> idle;

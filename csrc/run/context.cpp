@@ -1,12 +1,14 @@
 #include "run/context.h"
 
 #include "run/guard.h"
+#include "run/replay.h"
 #include "run/steps/view.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/TensorImpl.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace torch_ort::run {
 
@@ -167,6 +169,8 @@ void Context::clear() {
   for (size_t i = 0; i < chunks.size(); ++i) release_chunk(i);
   attach_scratch(nullptr);
   spent = false;
+  is_replayed = false;
+  if (std::exchange(replays, false)) binding->replay->take_back();
 }
 
 }  // namespace torch_ort::run

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "run/binding.h"
+#include "run/counters.h"
 #include "run/memory/delivery.h"
 
 #include <ATen/core/Tensor.h>
@@ -54,6 +55,8 @@ struct Context {
   torch::jit::Stack stack;
   std::mutex mutex;    // held while steps run
   bool spent = false;  // backward has overwritten what it reads
+  // It has the memory of the binding's graphs (replay.h), and whether its forward half was one.
+  bool replays = false, is_replayed = false;
   // A step has thrown. Its tensors may have been changed, since kernels resize a result before they
   // find that they cannot. The context is not used again.
   bool failed = false;
@@ -86,6 +89,7 @@ struct Context {
 };
 
 // Runs steps of one half. It keeps `stack` balanced, releases slots and binds unbacked symbols.
-void run_steps(Context& context, std::span<const BoundSteps::value_type> steps);
+// Returns their counts, which it has added to the counters.
+StepCounts run_steps(Context& context, std::span<const BoundSteps::value_type> steps);
 
 }  // namespace torch_ort::run

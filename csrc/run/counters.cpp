@@ -39,6 +39,8 @@ constexpr Entry kEntries[] = {
     {"saved_bytes", &Counters::saved_bytes, false},
     {"outputs_allocated", &Counters::outputs_allocated, false},
     {"gradients_delivered", &Counters::gradients_delivered, false},
+    {"cuda_graphs_captured", &Counters::cuda_graphs_captured, false},
+    {"cuda_graphs_replayed", &Counters::cuda_graphs_replayed, false},
 };
 
 }  // namespace
@@ -66,18 +68,19 @@ int64_t& forward_runs_of_thread() {
   return runs;
 }
 
-StepCounts::~StepCounts() {
+void add_to_counters(const StepCounts& counts) {
   const auto add = [](std::atomic<int64_t>& counter, int64_t count) {
     counter.fetch_add(count, std::memory_order_relaxed);
   };
-  add(counters().steps_run, out + functional + view + python + region + product);
-  add(counters().steps_out, out);
-  add(counters().steps_functional, functional);
-  add(counters().steps_view, view);
-  add(counters().steps_python, python);
-  add(counters().steps_region, region);
-  add(counters().steps_product, product);
-  add(counters().products_aligned, aligned);
+  add(counters().steps_run, counts.out + counts.functional + counts.view + counts.python +
+                                counts.region + counts.product);
+  add(counters().steps_out, counts.out);
+  add(counters().steps_functional, counts.functional);
+  add(counters().steps_view, counts.view);
+  add(counters().steps_python, counts.python);
+  add(counters().steps_region, counts.region);
+  add(counters().steps_product, counts.product);
+  add(counters().products_aligned, counts.aligned);
 }
 
 }  // namespace torch_ort::run

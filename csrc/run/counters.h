@@ -38,6 +38,8 @@ struct Counters {
   std::atomic<int64_t> saved_bytes{0};
   std::atomic<int64_t> outputs_allocated{0};    // outputs with memory of their own
   std::atomic<int64_t> gradients_delivered{0};  // gradients returned in engine memory
+  std::atomic<int64_t> cuda_graphs_captured{0};
+  std::atomic<int64_t> cuda_graphs_replayed{0};
 
   std::vector<std::pair<std::string, int64_t>> snapshot() const;
   // Sets the counters of events to zero. Those of a present state, such as arena_bytes, stay.
@@ -50,12 +52,12 @@ Counters& counters();
 // caller sees whether something ran between two readings, whatever other threads do.
 int64_t& forward_runs_of_thread();
 
-// The step counts of one half of a call. The destructor adds them to the counters.
+// The step counts of one half of a call.
 struct StepCounts {
   int64_t out = 0, functional = 0, view = 0, python = 0, region = 0, product = 0;
   int64_t aligned = 0;  // of `out`
-
-  ~StepCounts();
 };
+
+void add_to_counters(const StepCounts& counts);
 
 }  // namespace torch_ort::run

@@ -38,7 +38,8 @@ struct SessionOptions {
   bool verify = false;  // check all plans, sizes of inputs and sizes of results
   // Wait for each step on an asynchronous device, so that an error names the step that failed.
   bool synchronize = false;
-  bool spoil = false;  // fill memory with garbage before a kernel writes it
+  bool cuda_graphs = false;  // run halves as CUDA graphs (replay.h)
+  bool spoil = false;        // fill memory with garbage before a kernel writes it
   // Do not trust the types and attributes of the graph; needs `verify` as well.
   bool is_from_file = false;
   // What was said of passes when they ran on the graph, and holds for its variants (variant.h): the

@@ -6,6 +6,7 @@
 #include "run/context.h"
 #include "run/memory/arena.h"
 #include "run/memory/delivery.h"
+#include "run/replay.h"
 
 #include <ATen/ops/alias.h>
 
@@ -41,17 +42,25 @@ PlannedGraph::Tensors PlannedGraph::run(const Tensors& inputs,
 }
 
 std::shared_ptr<Context> PlannedGraph::begin(const Tensors& inputs,
-                                             const std::vector<int64_t>& symbols, bool early) {
+                                             const std::vector<int64_t>& symbols, bool early,
+                                             bool may_replay) {
   std::shared_ptr<Binding> binding = binding_for(inputs, symbols, early);
   std::shared_ptr<Context> context = shared_context(binding->take_context());
-  allocate_context_memory(*context);
+  const bool replays = may_replay && binding->replay != nullptr && binding->replay->lend(*context);
+  if (!replays) allocate_context_memory(*context);
   for (size_t i = 0; i < inputs.size(); ++i) context->slots[compiled_->inputs[i]] = inputs[i];
   return context;
 }
 
 PlannedGraph::Tensors PlannedGraph::run_forward_half(Context& context) const {
-  ScratchLease scratch(context, context.binding->plan.forward_scratch_bytes);
-  run_steps(context, context.binding->forward);
+  const Binding& binding = *context.binding;
+  if (context.replays) {
+    const auto end = static_cast<int>(binding.forward.size());
+    binding.replay->run(context, {.is_backward = false, .begin = 0, .end = end});
+    return collect_outputs(context);
+  }
+  ScratchLease scratch(context, binding.plan.forward_scratch_bytes);
+  run_steps(context, binding.forward);
   return collect_outputs(context);
 }
 
@@ -96,6 +105,7 @@ void PlannedGraph::plan_like(const PlannedGraph& other) {
 void PlannedGraph::free_idle_contexts() {
   std::lock_guard lock(mutex_);
   for (auto& binding : bindings_) {
+    if (binding->replay) binding->replay->free_idle();
     std::lock_guard binding_lock(binding->mutex);
     binding->idle.clear();
   }

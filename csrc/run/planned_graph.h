@@ -10,6 +10,7 @@
 #pragma once
 
 #include "run/compiled_graph.h"
+#include "run/replay_report.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -44,8 +45,9 @@ class PlannedGraph {
   Tensors run(const Tensors& inputs, const std::vector<int64_t>& symbols);
   // The two parts of run(), between which a call says what it is. With `early` gradients are to be
   // returned as they become ready; they are returned together nevertheless if they have few bytes.
+  // With `may_replay` the context may run as CUDA graphs, of which each call has all memory.
   std::shared_ptr<Context> begin(const Tensors& inputs, const std::vector<int64_t>& symbols,
-                                 bool early);
+                                 bool early, bool may_replay = false);
   Tensors run_forward_half(Context& context) const;
 
   // Gives a context of one of the bindings the memory that its plan asks for.
@@ -76,6 +78,9 @@ class PlannedGraph {
     std::string shares, in_place_of;  // names of tensors; empty: none
   };
   std::vector<TensorReport> plan_table() const;
+  // What of the plan that was used last runs as CUDA graphs; nothing if none are asked for, or
+  // before the first run.
+  std::optional<ReplayReport> replay_report() const;
   // The kernels of regions in the plan that was used last: name of the node, listing.
   std::vector<std::pair<std::string, std::string>> programs_report() const;
   // The lists of rows that the last run with that plan made: name of the node, the number of rows

@@ -1,6 +1,7 @@
 // The reports about a planned graph for explain(), dumps and tests.
 #include "run/binding.h"
 #include "run/planned_graph.h"
+#include "run/replay.h"
 
 #include <algorithm>
 
@@ -48,6 +49,12 @@ std::optional<PlannedGraph::PlanReport> PlannedGraph::plan_report() const {
   report.segments = binding.num_segments;
   report.plan_ms = binding.plan_ms;
   return report;
+}
+
+std::optional<ReplayReport> PlannedGraph::replay_report() const {
+  const std::shared_ptr<Binding> newest = newest_binding();
+  if (newest == nullptr || newest->replay == nullptr) return std::nullopt;
+  return newest->replay->report();
 }
 
 std::vector<std::pair<std::string, std::string>> PlannedGraph::programs_report() const {

@@ -35,19 +35,25 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
   for (int slot : bound.release) context.slots[slot].reset();
 }
 
+// Adds to the counters what has run, whether or not a step throws.
+struct Counting {
+  StepCounts counts;
+  ~Counting() { add_to_counters(counts); }
+};
+
 }  // namespace
 
-void run_steps(Context& context, std::span<const BoundSteps::value_type> steps) {
+StepCounts run_steps(Context& context, std::span<const BoundSteps::value_type> steps) {
   CallWatch::begin();
   const CompiledGraph& graph = context.graph();
   const ConvSearch search(graph.options.search_convs && graph.device.is_cuda());
   const bool is_tested = failpoint.load(std::memory_order_relaxed) != nullptr;
-  StepCounts counts;
+  Counting counting;
   for (const auto& bound : steps) {
     try {
       if (is_tested && !bound->is_done) [[unlikely]]
         may_fail(bound->form());
-      if (!bound->is_done) run_step(context, *bound, counts);
+      if (!bound->is_done) run_step(context, *bound, counting.counts);
       for (const plan::Discard& discard : bound->discards) {
         release_pages(context.context_data() + discard.offset, discard.bytes);
       }
@@ -67,6 +73,7 @@ void run_steps(Context& context, std::span<const BoundSteps::value_type> steps) 
     }
   }
   context.stack.clear();
+  return counting.counts;
 }
 
 }  // namespace torch_ort::run

@@ -152,7 +152,8 @@ Session::Tensors Session::forward(const Tensors& inputs, const std::vector<int64
     const std::optional<Tensors> numbers = computed(inputs);
     if (numbers) refuse_writing_into_copies(inputs);
     const std::shared_ptr<const Variant> variant = follow_expected();
-    context = variant->graph->begin(numbers ? *numbers : inputs, symbols, early && is_training());
+    context = variant->graph->begin(numbers ? *numbers : inputs, symbols, early && is_training(),
+                                    /*may_replay=*/!packs);
     context->called = shared_from_this();
     context->variant = variant;
     results = variant->graph->run_forward_half(*context);

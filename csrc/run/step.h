@@ -69,6 +69,8 @@ struct Step {
   // Whether the kernel can use a workspace.
   virtual bool takes_workspace() const { return false; }
   virtual void free_idle_contexts() const {}
+  // Why a device cannot repeat it without the host (replay.h); empty if it can.
+  virtual std::string why_host_is_needed() const { return ""; }
 
   // Refines `description` for one set of sizes: sets the roots of its results from those of its
   // arguments.

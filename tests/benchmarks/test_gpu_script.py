@@ -144,7 +144,7 @@ def test_quick(checkout, tmp_path):
     results = tmp_path / "results"
     done, calls = run(checkout, "quick", GPU_RESULTS=str(results), BENCH_ARGS="--models llama_1b")
     assert done.returncode == 0
-    smoke, checked, steps, ours, _, tests, theirs = calls[4:]
+    smoke, checked, steps, graphs, ours, _, tests, theirs = calls[4:]
     assert "benchmarks/smoke.py" in smoke
     assert "--check 2" in checked
     assert "--backend ort " in ours
@@ -154,7 +154,9 @@ def test_quick(checkout, tmp_path):
     assert "--autocast bfloat16" in steps
     assert f"--json {results}/train_step_bfloat16.json" in steps
     assert "--models gpt2_small --backends eager ort inductor" in steps
+    assert "--models gpt2_small_1 --backends ort ort_graphs inductor_graphs" in graphs
     # The last one counts.
+    assert f"--json {results}/graphs_bfloat16.json" in graphs.split("--backends")[1]
     assert steps.index("--models llama_1b") > steps.index("--models gpt2_small")
 
 

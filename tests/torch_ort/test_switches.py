@@ -247,14 +247,26 @@ class TestWhatDoesNothing:
         ORTModule(Norm())(X)
         assert len(said()) == 1
 
-    @pytest.mark.parametrize("mode", [name for name in options.MODES if name != "default"])
+    @pytest.mark.parametrize("mode", ["max-autotune", "max-autotune-no-cudagraphs"])
     def test_mode(self, mode, said):
         for _ in range(2):
             compiled(Norm(), mode=mode)(X)
         (line,) = said()
         assert line == f"mode '{mode}': the same as 'default': {options.MODES[mode]}"
-        is_of_tuning = mode.startswith("max-autotune")
-        assert ("where ORTMODULE_ENABLE_TUNING=1 asks for it" in line) == is_of_tuning
+        assert "where ORTMODULE_ENABLE_TUNING=1 asks for it" in line
+
+    @pytest.mark.parametrize(
+        "settings", [{"mode": "reduce-overhead"}, {"options": {"cuda_graphs": True}}]
+    )
+    def test_cuda_graphs_on_the_cpu(self, settings, said):
+        for _ in range(2):
+            compiled(Norm(), **settings)(X)
+        assert said() == ["cuda_graphs: does nothing on the CPU, where no kernels are queued"]
+
+    def test_what_is_given_wins_over_the_mode(self):
+        assert options.resolve(mode="reduce-overhead").cuda_graphs
+        assert not options.resolve({"cuda_graphs": False}, "reduce-overhead").cuda_graphs
+        assert not options.resolve(mode="max-autotune").cuda_graphs
 
     def test_the_default_mode(self, said):
         compiled(Norm(), mode="default")(X)

@@ -14,6 +14,7 @@ from torch_ort.core.log_level import LogLevel
 from torch_ort.core.words import listed
 from torch_ort.engine import compiler, recomputable
 from torch_ort.engine.program import Program
+from torch_ort.engine.replays import replays_of
 from torch_ort.functions.capturing import policy_of
 
 # The level of Python's logger for each of ours.
@@ -176,6 +177,8 @@ def say_captured(
     """
     engine = engine_logger(logger)
     say_recomputable(logger, programs, chosen)
+    if chosen.cuda_graphs and any(program.device_type() == "cpu" for program in programs):
+        say_once(logger, "cuda_graphs: does nothing on the CPU, where no kernels are queued")
     for program in programs:
         spent = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in program.seconds.items())
         kind = "training" if program.is_training else "inference"
@@ -238,3 +241,5 @@ def say_run(logger: logging.Logger, program: Program) -> None:
             plan["saved_bytes"] / 1024, plan["peak_bytes"] / 1024,
         )  # fmt: skip
         engine.debug("plan of graph %d:\n%s", program.number, compiler.plan_text(program.session))
+    if (replays := replays_of(program.session)) is not None:
+        engine.info("CUDA graphs of graph %d: %s", program.number, replays)

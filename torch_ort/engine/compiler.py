@@ -189,6 +189,8 @@ def _key(program: Program, options: Options) -> str:
     settings = (
         options, torch.are_deterministic_algorithms_enabled(), program.parameter_gradients,
         program.can_be_lazy,
+        # CUDA graphs are for tensors that do not move, such as the parameters of one module.
+        program.number if options.cuda_graphs else None,
     )  # fmt: skip
     digest.update(repr(settings).encode())
     for name, tensor in program.constants.items():

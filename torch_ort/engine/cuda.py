@@ -13,6 +13,7 @@ import torch
 
 from torch_ort import _C, options
 from torch_ort.engine.program import Program
+from torch_ort.pytorch import device_graphs
 from torch_ort.pytorch.trace_compat import real_tensors
 
 _logger = logging.getLogger("torch_ort.cuda")
@@ -45,6 +46,7 @@ def look_at_device(program: Program) -> None:
     """
     if not torch.cuda.is_available() or program.device_type() != "cuda":
         return
+    _C.set_device_graphs(device_graphs.capture)
     if missing := _C.cuda.missing():
         say_that_nothing_is_fused(missing)
         return

@@ -21,7 +21,7 @@ NAMES = {
     "torch._C": """
         DispatchKey ScriptMethod _VariableFunctions _disabled_torch_function_impl _is_tracing
         DisableTorchFunctionSubclass _AutoDispatchBelowAutograd _SymNode
-        _are_functorch_transforms_active
+        _are_functorch_transforms_active _cuda_endAllocateToPool
         _autograd._pop_saved_tensors_default_hooks _autograd._push_saved_tensors_default_hooks
         _autograd._top_saved_tensors_default_hooks _current_autograd_node
         _dispatch_has_kernel_for_dispatch_key _dynamo.eval_frame.set_code_exec_strategy

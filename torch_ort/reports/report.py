@@ -13,6 +13,7 @@ from torch_ort.dynamo import uncaptured
 from torch_ort.engine import watchers
 from torch_ort.engine.budget import Recomputation
 from torch_ort.engine.program import Program
+from torch_ort.engine.replays import Replays, replays_of
 from torch_ort.functions.capturing import functions_seen
 from torch_ort.reports.moved import moved_bytes
 from torch_ort.reports.roofline import Roofline, measure
@@ -49,6 +50,7 @@ class GraphReport:
     # Bytes read and written by the operators that regions replace, and by the regions themselves.
     bytes_before: int = 0
     bytes_after: int = 0
+    replays: Replays | None = None  # what runs as CUDA graphs, if the option cuda_graphs is on
 
     def rows_text(self) -> str:
         """Give the lines of the report on rows that are not computed; empty if all are."""
@@ -160,6 +162,8 @@ def _graph_lines(graph: GraphReport) -> list[str]:
                 "  gradients are given to autograd as they become ready, in "
                 f"{plan['segments']} groups"
             )
+    if graph.replays is not None:
+        lines.append(f"  CUDA graphs: {graph.replays}")
     if graph.recomputation is not None:
         lines += _recomputation_lines(graph.recomputation, plan)
     rewrites = ", ".join(f"{name} {count}" for name, count, _ in graph.passes if count)
@@ -265,7 +269,7 @@ def _describe(program: Program) -> GraphReport:
     return GraphReport(
         program.is_training, nodes, aten, fused, steps, functional,
         program.session.plan_report() or {}, program.passes, program.seconds,
-        program.recomputation, row_lists(program),
+        program.recomputation, row_lists(program), replays=replays_of(program.session),
     )  # fmt: skip
 
 

@@ -218,6 +218,7 @@ struct ControlFlowStep : Step {
   std::string op_name() const override { return control_flow.op_name(); }
   std::vector<int> reads() const override { return without_repeats(operands); }
   void free_idle_contexts() const override { control_flow.free_idle_contexts(); }
+  std::string why_host_is_needed() const override { return "the host chooses what runs"; }
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "ops/aten.h"
+#include "ops/host_operators.h"
 #include "ops/kernel_checks.h"
 #include "run/binder.h"
 #include "run/context.h"
@@ -305,6 +306,8 @@ std::vector<int> OperatorStep::reads() const {
   }
   return without_repeats(slots);
 }
+
+std::string OperatorStep::why_host_is_needed() const { return ops::why_host_is_needed(op); }
 
 std::vector<ir::Dim> OperatorStep::dims() const {
   std::vector<ir::Dim> dims;

@@ -45,6 +45,7 @@ struct OperatorStep : Step {
   std::string op_name() const override;
   std::vector<int> reads() const override;
   std::vector<ir::Dim> dims() const override;
+  std::string why_host_is_needed() const override;
 
   std::vector<BoundArg> bind_args(const Binder& binder) const;
   // Calls the operator and leaves its results on the context's stack.

@@ -15,6 +15,7 @@ struct PythonStep : OperatorStep {
   using OperatorStep::OperatorStep;
 
   const char* form() const override { return "python"; }
+  std::string why_host_is_needed() const override { return "it calls Python"; }
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
@@ -41,6 +42,7 @@ struct PythonOpStep : OperatorStep {
   using OperatorStep::OperatorStep;
 
   const char* form() const override { return "python_op"; }
+  std::string why_host_is_needed() const override { return "it calls Python"; }
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
 
