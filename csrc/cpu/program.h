@@ -115,7 +115,9 @@ inline Isa isa_of(const BoundNode& bound) { return isa_or_best(bound.options.tar
 std::unique_ptr<const Kernel> make_attention(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_attention_grad(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_embedding_grad(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_embedding_grads(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_linear_loss(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_lookups(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_rows(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_rows_product(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_take(const BoundNode& bound);

@@ -182,6 +182,17 @@ void register_region(Registry& ops) {
   embedding_grad.max_outputs = 2;
   embedding_grad.kernel = {.writes_strides = false, .start = 2};
   ops.add(embedding_grad);
+  // gradient, ids, gradient, ids, ... -> gradients of the tables, each as by EmbeddingGrad
+  Op embedding_grads = own("EmbeddingGrads", 2, lower_region, {{"padding_idxs", kInts, true}});
+  embedding_grads.max_inputs = embedding_grads.max_outputs = -1;
+  embedding_grads.kernel.writes_strides = false;
+  ops.add(embedding_grads);
+  // parts of the result along `axis`: for each number of `tables` a tensor, if it is 0, or else a
+  // table and the ids of its rows, one for each index of the dims before the axis
+  Op lookups = own("Lookups", 2, lower_region, {{"axis", kInt, true}, {"tables", kInts, true}});
+  lookups.max_inputs = -1;
+  lookups.kernel.writes_strides = false;
+  ops.add(lookups);
   // x, places along `axis` -> x[:, places]. With `from_end` negative places count from the end and
   // errors are those of an index, else of index_select.
   const std::vector<AttrRule> of_places = {{"axis", kInt}, {"from_end", kInt}};

@@ -46,6 +46,7 @@ int rebuild_values(ir::Graph& graph, PassContext& context);
 int recompute_to_budget(ir::Graph& graph, PassContext& context);
 int widen_products(ir::Graph& graph, PassContext& context);
 int widen_sums(ir::Graph& graph, PassContext& context);
+int join_lookups(ir::Graph& graph, PassContext& context);
 int fuse_regions(ir::Graph& graph, PassContext& context);
 int cut_backward(ir::Graph& graph, PassContext& context);
 int row_sparsity(ir::Graph& graph, PassContext& context);
@@ -221,6 +222,14 @@ const std::vector<Pass>& pipeline() {
        .rounds_elsewhere = true,
        .only_with = "fuse_regions",
        .not_with = "emulate_eager_casts"},
+      // after all that look for gradients of one table; before fuse_regions, which reads rows of
+      // few
+      // tables in place
+      {.name = "join_lookups",
+       .run = join_lookups,
+       .writes_engine_ops = true,
+       .for_regions = true,
+       .only_with = "expand_composites"},
       {.name = "fuse_regions",
        .run = fuse_regions,
        .writes_engine_ops = true,
