@@ -46,7 +46,8 @@ def test_what_is_unknown_or_of_another_type_is_an_error(given: dict, words: str)
 def test_each_field_is_given_and_read() -> None:
     other = {
         "reorder": False, "in_place": False, "place_parts": False, "products": False,
-        "tune": True, "most_tuning_ms": 2.5, "search_convs": True, "parameter_gradients": [0, 2],
+        "tune": True, "most_tuning_ms": 2.5, "search_convs": True, "cuda_graphs": True,
+        "parameter_gradients": [0, 2],
         "gradient_inputs": [3, -1], "segment_bytes": 7, "verify": True, "synchronize": True,
         "isa": "portable", "emulate_eager_casts": True, "region_mode": "checked",
         "kernel_dump_dir": "there", "disabled_passes": ["fuse_regions"], "rows_by_labels": False,
@@ -82,6 +83,7 @@ def test_each_field_is_given_and_read() -> None:
         ({"enable_tuning": True}, {"tune": True}),
         ({"max_tuning_duration_ms": 8}, {"most_tuning_ms": 8}),
         ({"conv_algo_search": "EXHAUSTIVE"}, {"search_convs": True}),
+        ({"cuda_graphs": True}, {"cuda_graphs": True}),
         ({"dump": "cuda", "dump_dir": "there"}, {"kernel_dump_dir": "there"}),
         ({"enable_label_sparse_optimizer": False}, {"rows_by_labels": False}),
         ({"enable_embedding_sparse_optimizer": False}, {"rows_by_padding": False}),
