@@ -22,6 +22,10 @@
 // gradients are computed in channels-last layout and copied, because the caller expects them
 // row-major.
 //
+// Where a model transposes images itself, to apply a layer to the channels of each pixel and back,
+// as ConvNeXt does, its tensors (N, H, W, C) are channels-last images already. Nothing is copied
+// there if the images in between are channels last.
+//
 // Copies at the borders make every choice correct, for all sizes. An image that has both layouts at
 // once for some sizes, such as one of a single pixel, is copied if that is not known before the
 // call.
@@ -70,6 +74,32 @@ bool is_expanded(const Value& value) { return ir::is(value.producer, "Expand"); 
 bool is_part(const Value& value) {
   return value.producer != nullptr && value.type.strides && ops::is_view(*value.producer) &&
          ops::image_form(*value.producer).kind == Kind::kAxes;
+}
+
+bool is_transpose(const Node* node, const int64_t (&order)[ops::kImageRank]) {
+  if (!ir::is(node, "Transpose") || node->outputs.empty() || node->outputs[0] == nullptr) {
+    return false;
+  }
+  const Shape perm = ir::ints_attr(node->attrs, "perm", {});
+  return perm == Shape(std::begin(order), std::end(order));
+}
+
+// The row-major tensor (N, H, W, C) that the image is a view of; nullptr if it is none.
+Value* own_last(const Value& image) {
+  if (!is_transpose(image.producer, ops::kToFirst)) return nullptr;
+  Value* last = image.producer->inputs[0];
+  return last->type.strides ? nullptr : last;
+}
+
+// Whether a node only views an image as (N, H, W, C), for readers that take it in any layout: none
+// of them has promised strides that follow those of the image.
+bool views_as_last(const Node* node) {
+  if (!is_transpose(node, ops::kToLast)) return false;
+  const Value& view = *node->outputs[0];
+  return std::all_of(view.uses.begin(), view.uses.end(), [](const ir::Use& use) {
+    return use.node != nullptr && use.index != ir::kCaptured && !is_border(use.node) &&
+           !ops::is_view(*use.node);
+  });
 }
 
 // Whether the image lies in memory in the same way in both layouts, as that of a single pixel does.
@@ -142,7 +172,8 @@ class Candidates {
 
   bool is_image(const Value* value) const {
     if (!is_sized(value)) return false;
-    if (value->type.strides && !is_expanded(*value) && !is_part_of_image(*value)) return false;
+    const bool has_strides = value->type.strides && own_last(*value) == nullptr;
+    if (has_strides && !is_expanded(*value) && !is_part_of_image(*value)) return false;
     return value->type.shape->size() == ops::kImageRank && scales_.count(*value) > 0 &&
            std::none_of(value->uses.begin(), value->uses.end(),
                         [](const ir::Use& use) { return use.index == ir::kCaptured; });
@@ -176,6 +207,13 @@ class Candidates {
       if (!is_image(image)) return false;
       found.makes.push_back(image);
     }
+    // It reads and makes channels-last images as it is.
+    const bool is_done =
+        std::all_of(found.reads.begin(), found.reads.end(),
+                    [](const Value* image) { return own_last(*image) != nullptr; }) &&
+        std::all_of(found.makes.begin(), found.makes.end(),
+                    [](const Value* image) { return is_either_layout(*image); });
+    if (is_done) return false;
     if (found.form.weight < 0) return true;
     const DType dtype = found.reads[0]->type.dtype;
     // Only oneDNN's convolutions gain, and these compute in float32 and bfloat16.
@@ -326,9 +364,20 @@ class Chooser {
   // that is read row-major is cut out of the row-major image, so the cost is that of a copy of the
   // image.
   void add_borders(const Value& value) {
+    // It is there in both layouts.
+    if (own_last(value) != nullptr) return;
     const int maker = place_of(value.producer, value, false);
     std::vector<int> readers;
-    for (const ir::Use& use : value.uses) readers.push_back(place_of(use.node, value, true));
+    bool is_viewed = false;
+    for (const ir::Use& use : value.uses) {
+      const bool is_view = views_as_last(use.node);
+      if (!is_view) readers.push_back(place_of(use.node, value, true));
+      is_viewed |= is_view;
+    }
+    // Else its readers, which take channels as columns, read numbers that are apart.
+    if (is_viewed && maker != MinCut::kSource) {
+      cut_.add_arc(maker, MinCut::kSink, scales_.num_bytes(value));
+    }
     const auto is_plain = [](int place) { return place == MinCut::kSource; };
     if (std::all_of(readers.begin(), readers.end(), is_plain) && is_plain(maker)) return;
     if (is_either_layout(value)) return;
@@ -374,6 +423,10 @@ class Mover {
       if (chosen_.contains(node) && context.may_rewrite()) {
         move(*node, *candidates_.of(node));
         ++rewrites;
+      } else if (views_as_last(node) && is_moved(node->inputs[0])) {
+        Value* last = get(*node->inputs[0], Form::kLast, node);
+        ir::replace_uses(*node->outputs[0], *last, graph_);
+        replaced_.push_back(node);
       } else {
         for (size_t i = 0; i < node->inputs.size(); ++i) {
           if (!is_moved(node->inputs[i])) continue;
@@ -405,6 +458,7 @@ class Mover {
   // PyTorch's kernels have the strides of channels last even for dims of one element, where strides
   // do not matter: PyTorch recognizes the layout by them.
   Value* get(Value& value, Form form, Node* before) {
+    if (Value* last = own_last(value)) return form == Form::kLast ? last : &value;
     if (form == own_form(value)) return form == Form::kLast ? moved_.at(&value) : &value;
     Value*& found = copies_[{&value, form}];
     if (found == nullptr) found = make(value, form, before);
