@@ -10,6 +10,7 @@ namespace {
 constexpr region::KernelRow kKernels[] = {
     {"Attention", make_attention},
     {"AttentionGrad", make_attention_grad},
+    {"DepthwiseWeightGrad", make_depthwise_weight_grad},
     {"EmbeddingGrad", make_embedding_grad},
     {"EmbeddingGrads", make_embedding_grads},
     {"LinearCrossEntropy", make_linear_loss},

@@ -62,6 +62,21 @@ struct PairPacking {
   int64_t across, along, count;
 };
 
+// What one row of places adds to the taps of a convolution of each channel by itself, for
+// kDepthwiseChannels channels c:
+//   sums[t][c] += sum over places p of gradient[p][c] * image[p * image_step + t * tap_step][c]
+constexpr int64_t kDepthwiseChannels = 16;
+template <typename T>
+struct DepthwiseRow {
+  T* sums;
+  int64_t taps;
+  const T* gradient;
+  int64_t gradient_step;  // from place to place, in elements
+  const T* image;
+  int64_t image_step, tap_step;
+  int64_t places;
+};
+
 // A loop of multiplications and additions on registers alone, with so many independent sums that
 // only the processor's multiplying units limit it. No product of matrices can be faster.
 struct RegisterLoop {
@@ -126,6 +141,7 @@ struct Kernels {
   void (*multiply)(const PanelProduct<T>& product) = nullptr;
   void (*pack)(const Packing<T>& packing) = nullptr;
   int64_t panel_width = 0, product_rows = 0;
+  void (*depthwise_row)(const DepthwiseRow<T>& row) = nullptr;
   RegisterLoop peak;
   Rows expand_rows = nullptr;  // each number of row r of d becomes a[r]
   // d[i] = 1 with probability `keep`, else 0. It is a function of the other arguments and of the

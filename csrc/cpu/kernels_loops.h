@@ -625,6 +625,44 @@ void random_mask(T* d, uint64_t seed, uint64_t stream, int64_t begin, int64_t n,
   }
 }
 
+template <typename T, int kTaps>
+inline void depthwise_taps(const DepthwiseRow<T>& row, int64_t first, int64_t channel) {
+  T* sums = row.sums + first * kDepthwiseChannels + channel;
+  const T* image = row.image + first * row.tap_step + channel;
+  const T* gradient = row.gradient + channel;
+  Vec<T> totals[kTaps];
+#pragma GCC unroll 8
+  for (int t = 0; t < kTaps; ++t) totals[t] = Vec<T>::loadu(sums + t * kDepthwiseChannels);
+  for (int64_t p = 0; p < row.places; ++p) {
+    const Vec<T> g = Vec<T>::loadu(gradient);
+#pragma GCC unroll 8
+    for (int t = 0; t < kTaps; ++t) {
+      totals[t] = at::vec::fmadd(g, Vec<T>::loadu(image + t * row.tap_step), totals[t]);
+    }
+    gradient += row.gradient_step;
+    image += row.image_step;
+  }
+#pragma GCC unroll 8
+  for (int t = 0; t < kTaps; ++t) totals[t].store(sums + t * kDepthwiseChannels);
+}
+
+template <typename T>
+void depthwise_row(const DepthwiseRow<T>& row) {
+  for (int64_t channel = 0; channel < kDepthwiseChannels; channel += Vec<T>::size()) {
+    for (int64_t first = 0; first < row.taps; first += 7) {
+      switch (std::min<int64_t>(7, row.taps - first)) {
+        case 1: depthwise_taps<T, 1>(row, first, channel); break;
+        case 2: depthwise_taps<T, 2>(row, first, channel); break;
+        case 3: depthwise_taps<T, 3>(row, first, channel); break;
+        case 4: depthwise_taps<T, 4>(row, first, channel); break;
+        case 5: depthwise_taps<T, 5>(row, first, channel); break;
+        case 6: depthwise_taps<T, 6>(row, first, channel); break;
+        default: depthwise_taps<T, 7>(row, first, channel);
+      }
+    }
+  }
+}
+
 template <typename T>
 struct TableMaker {
   Kernels<T> table;
@@ -670,6 +708,7 @@ struct TableMaker {
     table.panel_width = 2 * kLanesOf<T>;
     table.product_rows = kProductRows<T>;
     table.peak = kPeak<T>;
+    table.depthwise_row = depthwise_row<T>;
     table.random_mask = random_mask<T>;
     table.sgd = sgd<T>;
     table.adam = adam<T>;

@@ -22,6 +22,7 @@ enum class Use {
   kPanel,
   kProduct,
   kWeight,  // of a recurrent layer, packed
+  kImageRow,
   kStates
 };
 

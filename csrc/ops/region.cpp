@@ -182,6 +182,13 @@ void register_region(Registry& ops) {
   embedding_grad.max_outputs = 2;
   embedding_grad.kernel = {.writes_strides = false, .start = 2};
   ops.add(embedding_grad);
+  // gradient of the result [N, C, H', W'] and image [N, C, H, W] of a convolution of each channel
+  // by itself, whose channels lie side by side -> gradients of weight [C, 1, h, w] and of bias [C]
+  Op depthwise = own("DepthwiseWeightGrad", 2, lower_region,
+                     {{"dilations", kInts, true}, {"pads", kInts, true}, {"strides", kInts, true}});
+  depthwise.max_outputs = 2;
+  depthwise.kernel.writes_strides = false;
+  ops.add(depthwise);
   // gradient, ids, gradient, ids, ... -> gradients of the tables, each as by EmbeddingGrad
   Op embedding_grads = own("EmbeddingGrads", 2, lower_region, {{"padding_idxs", kInts, true}});
   embedding_grads.max_inputs = embedding_grads.max_outputs = -1;
