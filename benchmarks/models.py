@@ -6,6 +6,7 @@ A model takes its batch and returns the loss, so that a compiler sees the loss a
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import small_models
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -631,6 +632,30 @@ def make_recommender() -> Workload:
     return Workload(model, [clicks_batch() for _ in batches()])
 
 
+def make_tagger() -> Workload:
+    vocabulary, tags, shape = 5000, 17, (32, 64)
+    return Workload(
+        small_models.Tagger(vocabulary, 128, tags),
+        [(torch.randint(vocabulary, shape), torch.randint(tags, shape)) for _ in batches()],
+    )
+
+
+def make_mobilenet() -> Workload:
+    return Workload(small_models.MobileNet(10), image_batches(64, 16))
+
+
+def make_convnext() -> Workload:
+    return Workload(small_models.ConvNeXt((32, 64, 128), 2, 10), image_batches(64, 16))
+
+
+def make_unet3d() -> Workload:
+    size = (2, 16, 32, 32)
+    return Workload(
+        small_models.VolumeUNet(16, 4),
+        [(torch.randn(size).unsqueeze(1), torch.randint(4, size)) for _ in batches()],
+    )
+
+
 def make_gpt2() -> Workload:
     model = LanguageModel(50257, width=768, heads=12, depth=12, length=256)
     return Workload(model, text_batches(50257, 256, 2))
@@ -700,6 +725,10 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "unet": make_unet,
     "llama": make_llama,
     "recommender": make_recommender,
+    "tagger": make_tagger,
+    "mobilenet": make_mobilenet,
+    "convnext": make_convnext,
+    "unet3d": make_unet3d,
     "gpt2": make_gpt2,
     "lm_128k": make_lm_128k,
     "deep_recompute": make_deep_recompute,

@@ -57,6 +57,71 @@ class MobileNet(nn.Module):
         return functional.cross_entropy(self.layers(images), labels)
 
 
+class ConvNeXtBlock(nn.Module):
+    """ConvNeXt's block: a convolution of each channel by itself, then an MLP for each pixel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.scale = nn.Parameter(torch.full((width,), 0.1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map [batch, width, H, W] to the same sizes."""
+        hidden = self.depthwise(images).permute(0, 2, 3, 1)
+        return images + (self.scale * self.mlp(self.norm(hidden))).permute(0, 3, 1, 2)
+
+
+class ConvNeXt(nn.Module):
+    """A classifier of images by ConvNeXt's blocks, at half the size in each stage."""
+
+    def __init__(self, widths: tuple[int, ...], depth: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4)]
+        for before, width in zip((None, *widths), widths, strict=False):
+            if before is not None:
+                layers.append(nn.Conv2d(before, width, 2, 2))
+            layers += [ConvNeXtBlock(width) for _ in range(depth)]
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Sequential(nn.LayerNorm(widths[-1]), nn.Linear(widths[-1], classes))
+
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of images [batch, 3, H, W] against labels [batch]."""
+        return functional.cross_entropy(self.head(self.layers(images)), labels)
+
+
+class VolumeUNet(nn.Module):
+    """Segments volumes at two sizes, with instance norms, as of medical images."""
+
+    def __init__(self, width: int, classes: int) -> None:
+        super().__init__()
+        self.first = self.block(1, width)
+        self.inner = self.block(width, 2 * width)
+        self.up = nn.ConvTranspose3d(2 * width, width, 2, 2)
+        self.last = self.block(2 * width, width)
+        self.head = nn.Conv3d(width, classes, 1)
+
+    @staticmethod
+    def block(inputs: int, outputs: int) -> nn.Sequential:
+        """Give two convolutions, each with its norm and its nonlinearity."""
+        return nn.Sequential(
+            nn.Conv3d(inputs, outputs, 3, padding=1, bias=False),
+            nn.InstanceNorm3d(outputs, affine=True), nn.LeakyReLU(),
+            nn.Conv3d(outputs, outputs, 3, padding=1, bias=False),
+            nn.InstanceNorm3d(outputs, affine=True), nn.LeakyReLU(),
+        )  # fmt: skip
+
+    def forward(self, volumes: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of volumes [batch, 1, D, H, W] against labels [batch, D, H, W]."""
+        outer = self.first(volumes)
+        inner = self.inner(functional.max_pool3d(outer, 2))
+        joined = self.last(torch.cat([outer, self.up(inner)], 1))
+        return functional.cross_entropy(self.head(joined), labels)
+
+
 class TimedBlock(nn.Module):
     """Two convolutions with what the time adds between them, and a way past them."""
 
