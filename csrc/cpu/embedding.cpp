@@ -27,13 +27,13 @@ class TableGrad {
         padding_(padding),
         has_start_(start != nullptr),
         grad_(access_of(grad, Space::kFull, width_)),
-        ids_(access_of(ids, Space::kRow, width_)) {
+        ids_(access_of(ids, Space::kRow, width_)),
+        column_offsets_(grad_.scattered_columns(width_)) {
     for (int64_t size : ids.sizes) num_ids_ *= size;
     if (has_start_) {
       start_row_ = start->strides.at(0);
       start_column_ = start->strides.at(1);
     }
-    if (!grad_.is_one_run()) find_column_offsets();
   }
 
   int64_t num_rows() const { return num_rows_; }
@@ -83,17 +83,6 @@ class TableGrad {
       } else {
         for (int64_t i = 0; i < width_; ++i) to[i] = from[i * start_column_];
       }
-    }
-  }
-
-  void find_column_offsets() {
-    for (int64_t column = 0; column < width_; ++column) {
-      int64_t rest = column, offset = 0;
-      for (size_t axis = grad_.columns.size(); axis-- > 0;) {
-        offset += rest % grad_.columns[axis].size * grad_.columns[axis].stride;
-        rest /= grad_.columns[axis].size;
-      }
-      column_offsets_.push_back(offset);
     }
   }
 

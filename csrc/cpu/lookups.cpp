@@ -98,11 +98,7 @@ class Lookups final : public Kernel {
               "Lookups: got a part of ", count, " ", ir::name(from.dtype), ", want ", rows,
               " rows of ", ir::name(result.dtype));
     part.from = access_of(from, Space::kFull, part.width);
-    if (!part.from.is_one_run()) {
-      for (int64_t column = 0; column < part.width; ++column) {
-        part.column_offsets.push_back(column_offset(part.from, column));
-      }
-    }
+    part.column_offsets = part.from.scattered_columns(part.width);
     if (is_table) {
       const Layout& ids = inputs[input + 1];
       ORT_CHECK(ids.dtype == ir::DType::kInt64 && region::num_elements(ids) == num_rows_,
@@ -112,15 +108,6 @@ class Lookups final : public Kernel {
     }
     num_columns_ += part.width;
     parts_.push_back(std::move(part));
-  }
-
-  static int64_t column_offset(const Access& access, int64_t column) {
-    int64_t offset = 0;
-    for (size_t axis = access.columns.size(); axis-- > 0;) {
-      offset += column % access.columns[axis].size * access.columns[axis].stride;
-      column /= access.columns[axis].size;
-    }
-    return offset;
   }
 
   // Finds what the rows [begin, end) consist of: addresses by row and part. Returns false if an id

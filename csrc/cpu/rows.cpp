@@ -273,12 +273,7 @@ class ZeroRows final : public Kernel {
   }
 
   static int64_t offset(const Access& access, int64_t row, int64_t column) {
-    int64_t offset = access.row_offset(row);
-    for (size_t axis = access.columns.size(); axis-- > 0;) {
-      offset += column % access.columns[axis].size * access.columns[axis].stride;
-      column /= access.columns[axis].size;
-    }
-    return offset;
+    return access.row_offset(row) + access.column_offset(column);
   }
 
   int64_t num_rows_, num_columns_;

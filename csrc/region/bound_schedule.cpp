@@ -105,6 +105,22 @@ int64_t Access::row_offset(int64_t row) const {
   return offset;
 }
 
+int64_t Access::column_offset(int64_t column) const {
+  int64_t offset = 0;
+  for (size_t axis = columns.size(); axis-- > 0;) {
+    offset += column % columns[axis].size * columns[axis].stride;
+    column /= columns[axis].size;
+  }
+  return offset;
+}
+
+std::vector<int64_t> Access::scattered_columns(int64_t num_columns) const {
+  std::vector<int64_t> offsets;
+  if (is_one_run()) return offsets;
+  for (int64_t column = 0; column < num_columns; ++column) offsets.push_back(column_offset(column));
+  return offsets;
+}
+
 int64_t num_elements(const Layout& layout) { return product(layout.sizes); }
 
 bool lies_by_rows(const Layout& layout) {

@@ -22,7 +22,10 @@ struct Access {
   int result = -1;
   int64_t begin = 0;  // the index of its first element there
 
-  int64_t row_offset(int64_t row) const;  // in elements, from the operand's first element
+  int64_t row_offset(int64_t row) const;        // in elements, from the operand's first element
+  int64_t column_offset(int64_t column) const;  // from the first element of a row
+  // The offsets of all columns; empty if they are contiguous.
+  std::vector<int64_t> scattered_columns(int64_t num_columns) const;
   bool is_grid() const { return rows.size() == 1 && columns.size() == 1; }
   bool is_one_run() const { return columns.size() == 1 && columns[0].stride == 1; }
   // Whether the operand has one row for each group of consecutive rows.
