@@ -19,6 +19,8 @@ namespace {
 constexpr int64_t kWorkPerThread = 1 << 16;  // in multiplications
 // So many parts are enough for the threads of any processor, and few enough to be added up.
 constexpr int64_t kMostParts = 64;
+// Of a stride, a pad, a dilation or a window. With more, what a window reaches over has no number.
+constexpr int64_t kMostOfDim = 1 << 20;
 
 template <typename T>
 class DepthwiseWeightGrad final : public Kernel {
@@ -33,8 +35,9 @@ class DepthwiseWeightGrad final : public Kernel {
       ORT_CHECK(numbers.size() == 2, "DepthwiseWeightGrad: ", name, ": got ", numbers.size(),
                 " numbers, want 2");
       for (const ir::Dim& number : numbers) {
-        ORT_CHECK(number.constant() >= least, "DepthwiseWeightGrad: ", name, ": got ",
-                  number.constant(), ", want ", least, " or more");
+        ORT_CHECK(number.constant() >= least && number.constant() <= kMostOfDim,
+                  "DepthwiseWeightGrad: ", name, ": got ", number.constant(), ", want ", least,
+                  " to ", kMostOfDim);
       }
       return std::array<int64_t, 2>{numbers[0].constant(), numbers[1].constant()};
     };
@@ -43,6 +46,11 @@ class DepthwiseWeightGrad final : public Kernel {
     dilation_ = of_dims("dilations", 1);
     ORT_CHECK(gradient.sizes.size() == 4 && image.sizes.size() == 4 && weight.sizes.size() == 4,
               "DepthwiseWeightGrad: want tensors of 4 dims");
+    for (size_t dim = 0; dim < 2; ++dim) {
+      ORT_CHECK(weight.sizes[2 + dim] <= kMostOfDim && pad_[dim] <= reach(weight, dim),
+                "DepthwiseWeightGrad: pads: got ", pad_[dim], ", want at most the ",
+                reach(weight, dim), " pixels that a window reaches over");
+    }
     batch_ = image.sizes[0];
     channels_ = image.sizes[1];
     const std::vector<int64_t> want = {batch_, channels_, result_size(image, weight, 0),
@@ -107,9 +115,11 @@ class DepthwiseWeightGrad final : public Kernel {
     return layout.sizes[1] <= 1 || layout.strides[1] == 1;
   }
 
+  int64_t reach(const Layout& weight, size_t dim) const {
+    return dilation_[dim] * (weight.sizes[2 + dim] - 1) + 1;
+  }
   int64_t result_size(const Layout& image, const Layout& weight, size_t dim) const {
-    const int64_t reach = dilation_[dim] * (weight.sizes[2 + dim] - 1) + 1;
-    return (image.sizes[2 + dim] + 2 * pad_[dim] - reach) / stride_[dim] + 1;
+    return (image.sizes[2 + dim] + 2 * pad_[dim] - reach(weight, dim)) / stride_[dim] + 1;
   }
 
   int64_t num_taps() const { return window_[0] * window_[1]; }

@@ -71,10 +71,15 @@ std::optional<ir::Attrs> find(const Node& node, const KnownSizes& sizes) {
                             *groups == channels && window.size() == ops::kImageRank &&
                             window[0] == channels && window[1] == Dim(1);
   if (!is_depthwise || dy->type.dtype != DType::kFloat) return std::nullopt;
-  if (!window[3].is_constant() || window[3].constant() <= kWidestOfLibrary) return std::nullopt;
+  if (!window[2].is_constant() || !window[3].is_constant()) return std::nullopt;
+  if (window[3].constant() <= kWidestOfLibrary) return std::nullopt;
   const auto strides = numbers(call.args.at(4)), pads = numbers(call.args.at(5)),
              dilations = numbers(call.args.at(6));
   if (!strides || !pads || !dilations) return std::nullopt;
+  // The kernel keeps rows with their padding, of which more than this would be for nothing.
+  for (size_t dim = 0; dim < 2; ++dim) {
+    if ((*pads)[dim].constant() >= window[2 + dim].constant()) return std::nullopt;
+  }
   return ir::Attrs{{"dilations", *dilations}, {"pads", *pads}, {"strides", *strides}};
 }
 

@@ -237,6 +237,52 @@ def test_places_that_do_not_fit_their_operands(op: str, old: str, new: str, word
         _C.run(graph, {"x": x, "z": z})
 
 
+LOOKUPS = """
+    g (float[3,2] a, float[4,2] b, int64[2] i) => (float[2,4] y) {
+      y = torch_ort.Lookups <axis = 1, tables = [1, 1]> (a, i, b, i)
+    }
+"""
+GRADS = """
+    g (float[2,2] a, float[2,2] b, int64[2] i) => (float[3,2] y, float[4,2] z) {
+      y, z = torch_ort.EmbeddingGrads <padding_idxs = [-1, -1]> (a, i, b, i)
+    }
+"""
+DEPTHWISE = """
+    g (float[1,1,2,2] a, float[1,1,4,4] b, int64[2] i) => (float[1,1,3,3] y) {
+      y = torch_ort.DepthwiseWeightGrad <strides = [1, 1], pads = [0, 0], dilations = [1, 1]> (a, b)
+    }
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new", "words"),
+    [
+        (LOOKUPS, "axis = 1", "axis = 2", "Lookups: got axis 2 of a result of 2 dims"),
+        (LOOKUPS, "[1, 1]", "[1, 0]", "Lookups: got a part of 8 float32, want 2 rows"),
+        (LOOKUPS, "[1, 1]", "[1, 1, 1]", "Lookups: got 4 inputs, want one for each part"),
+        (LOOKUPS, "float[2,4]", "float[2,5]", "Lookups: got parts of 4 columns, want 5"),
+        (GRADS, "[-1, -1]", "[-1]", "EmbeddingGrads: got 4 inputs and 1 paddings for 2 tables"),
+        (GRADS, "float[3,2] y", "float[3,3] y", "EmbeddingGrad: the operands do not fit"),
+        (GRADS, "(a, i, b, i)", "(a, i, b)", "EmbeddingGrads: got 3 inputs and 2 paddings"),
+        (DEPTHWISE, "pads = [0, 0]", "pads = [0]", "pads: got 1 numbers, want 2"),
+        (DEPTHWISE, "pads = [0, 0]", "pads = [0, 4]", "pads: got 4, want at most the 3 pixels"),
+        (DEPTHWISE, "float[1,1,3,3]", "float[1,2,3,3]", "the operands do not fit together"),
+    ],
+)
+def test_kernels_that_do_not_fit_their_operands(text: str, old: str, new: str, words: str) -> None:
+    def inputs(graph: _C.Graph) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.zeros([int(size) for size in sizes], dtype=getattr(torch, dtype))
+            for name, (dtype, sizes, *_) in graph.types().items()
+            if name in ("a", "b", "i")
+        }
+
+    whole, changed = read(text), read(text.replace(old, new))
+    _C.run(whole, inputs(whole))
+    with pytest.raises(torch_ort.UserError, match=words):
+        _C.run(changed, inputs(changed))
+
+
 @pytest.mark.parametrize("place", [3, -1, 2**62])
 def test_places_that_do_not_exist(place: int) -> None:
     z = torch.tensor([0, place, 2, 0])
