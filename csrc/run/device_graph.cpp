@@ -1,13 +1,13 @@
 #include "run/device_graph.h"
 
-#include <utility>
+#include <atomic>
 
 namespace torch_ort::run {
 
 namespace {
 
 // Never destroyed, because graphs may be dropped while the process ends.
-const DeviceGraphs* registered = nullptr;
+std::atomic<const DeviceGraphs*> registered = nullptr;
 
 }  // namespace
 

@@ -123,7 +123,7 @@ struct Replay::Part {
   std::vector<int> read;          // slots that are filled before, and that the steps read
   std::vector<bool> may_move;     // by `read`: whether a copy would do
   std::vector<int> moves;         // by `read`: how often it has moved
-  std::vector<const void*> last;  // addresses in the last run, by `read`
+  std::vector<const void*> last;  // addresses in the newest run, by `read`
   std::vector<std::unique_ptr<const Captured>> captured;
   int misses = 0;
   ReplayReport::Part report;
@@ -254,7 +254,7 @@ Replay::Part& Replay::part_of(const Context& context, StepRange range) {
   return *part;
 }
 
-// Counts how often each has moved from one run to the next.
+// Notes where the tensors are, and counts how often each has moved from one run to the next.
 void Replay::note_addresses(const Tensors& given, Part& part) {
   std::vector<const void*> now = addresses_of(given);
   for (size_t i = 0; i < part.last.size(); ++i) {
@@ -275,7 +275,7 @@ const Replay::Captured* Replay::find_or_capture(Context& context, Part& part) {
   if (current_stream(device()) != *stream_ || device_graphs()->is_capturing(device())) {
     return nullptr;
   }
-  if (const Captured* found = find(given, part)) {
+  if (const Captured* found = find(part)) {
     found->fill_copies(given);
     replay(context, part, *found, given);
     add_to_counters(found->counts);
@@ -293,8 +293,8 @@ const Replay::Captured* Replay::find_or_capture(Context& context, Part& part) {
 
 // The graph that may be replayed; nullptr if there is none. Drops the graphs of a part if it will
 // not fit them any more.
-const Replay::Captured* Replay::find(const Tensors& given, Part& part) const {
-  const std::vector<const void*> now = addresses_of(given);
+const Replay::Captured* Replay::find(Part& part) {
+  const std::vector<const void*>& now = part.last;
   bool fits = false;
   for (const auto& captured : part.captured) {
     if (!captured->is_at(now)) continue;
@@ -323,7 +323,7 @@ const Replay::Captured* Replay::capture(Context& context, Part& part, const Tens
   }
   ++part.report.captures;
   auto made = std::make_unique<Captured>();
-  made->addresses = addresses_of(given);
+  made->addresses = part.last;
   made->copies.resize(given.size());
   const Tensors before = context.slots;
   try {

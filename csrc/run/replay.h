@@ -79,7 +79,7 @@ class Replay {
   // `given` are the tensors that the part reads.
   static void note_addresses(const Tensors& given, Part& part);
   const Captured* find_or_capture(Context& context, Part& part);
-  const Captured* find(const Tensors& given, Part& part) const;
+  static const Captured* find(Part& part);
   const Captured* capture(Context& context, Part& part, const Tensors& given) const;
   static std::string why_not_captured(const Part& part, const Tensors& given);
   void list_left(Context& context, const Part& part, const Tensors& before, const Tensors& given,

@@ -46,7 +46,7 @@ def look_at_device(program: Program) -> None:
     """
     if not torch.cuda.is_available() or program.device_type() != "cuda":
         return
-    _C.set_device_graphs(device_graphs.capture)
+    _register_device_graphs()
     if missing := _C.cuda.missing():
         say_that_nothing_is_fused(missing)
         return
@@ -58,6 +58,11 @@ def look_at_device(program: Program) -> None:
 def say_that_nothing_is_fused(reason: str) -> None:
     """Warn, once in a process for each reason, that PyTorch's kernels run on CUDA."""
     _warn("nothing is fused on CUDA, where PyTorch's kernels run: " + reason)
+
+
+@functools.cache
+def _register_device_graphs() -> None:
+    _C.set_device_graphs(device_graphs.capture)
 
 
 @functools.cache
