@@ -1,7 +1,7 @@
 """The backends that train_step.py measures, by name."""
 
+ORT_GRAPHS = "ort_graphs"  # the engine in CUDA graphs
 # Those that are the engine.
-ORT_GRAPHS = "ort_graphs"  # in CUDA graphs
 OURS = ("ort", "ortmodule", ORT_GRAPHS)
 # Modes of inductor, which are no backends by name: its kernels in CUDA graphs, and those that it
 # found to be the fastest of several.

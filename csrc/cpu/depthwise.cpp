@@ -178,6 +178,7 @@ class DepthwiseWeightGrad final : public Kernel {
     row_(row);
   }
 
+  // Whole blocks have a constant count, which is copied without a call.
   static void copy_row(const T* from, int64_t step, int64_t places, int64_t count, T* to) {
     for (int64_t p = 0; p < places; ++p, from += step, to += kDepthwiseChannels) {
       if (count == kDepthwiseChannels) {

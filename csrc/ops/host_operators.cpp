@@ -1,7 +1,5 @@
 #include "ops/host_operators.h"
 
-#include "base/error.h"
-
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>

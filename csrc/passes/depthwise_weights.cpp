@@ -17,7 +17,6 @@
 #include "passes/unread.h"
 #include "region/codegen.h"
 
-#include <algorithm>
 #include <optional>
 
 namespace torch_ort::passes {

@@ -13,7 +13,6 @@
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/context.h"
-#include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/unread.h"
@@ -22,6 +21,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <utility>
 
 namespace torch_ort::passes {
 
@@ -155,7 +155,7 @@ void join(Graph& graph, const std::vector<Node*>& gradients) {
 }
 
 int join_gradients(Graph& graph, const Finder& finder, PassContext& context) {
-  using Key = std::tuple<const Value*, DType>;
+  using Key = std::pair<const Value*, DType>;
   std::vector<Key> order;
   std::map<Key, std::vector<Node*>> found;
   for (Node& node : graph.nodes) {

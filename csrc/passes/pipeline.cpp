@@ -229,8 +229,7 @@ const std::vector<Pass>& pipeline() {
        .only_with = "fuse_regions",
        .not_with = "emulate_eager_casts"},
       // after all that look for gradients of one table; before fuse_regions, which reads rows of
-      // few
-      // tables in place
+      // few tables in place
       {.name = "join_lookups",
        .run = join_lookups,
        .writes_engine_ops = true,

@@ -155,8 +155,8 @@ def test_quick(checkout, tmp_path):
     assert f"--json {results}/train_step_bfloat16.json" in steps
     assert "--models gpt2_small --backends eager ort inductor" in steps
     assert "--models gpt2_small_1 --backends ort ort_graphs inductor_graphs" in graphs
-    # The last one counts.
     assert f"--json {results}/graphs_bfloat16.json" in graphs.split("--backends")[1]
+    # The last one counts.
     assert steps.index("--models llama_1b") > steps.index("--models gpt2_small")
 
 

@@ -65,9 +65,10 @@ thread_local bool has_context = false;
 thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
 thread_local Stream* captured_by_thread = nullptr;
 
-bool is_capturing() {
-  return captured_by_thread != nullptr || std::getenv("EMULATED_CUDA_CAPTURING") != nullptr;
-}
+// As if somebody captured all streams.
+bool is_all_captured() { return std::getenv("EMULATED_CUDA_CAPTURING") != nullptr; }
+
+bool is_capturing() { return captured_by_thread != nullptr || is_all_captured(); }
 
 State& state() {
   static auto* each = new State;
@@ -594,8 +595,7 @@ EMULATED_API int cuStreamIsCapturing(void* stream, int* status) {
   const Lock lock(state().mutex);
   const Stream* each = stream_of(stream);
   if (each == nullptr) return refuse(kInvalidHandle, "no such stream");
-  const bool always = std::getenv("EMULATED_CUDA_CAPTURING") != nullptr;
-  *status = each->capture != nullptr || always ? 1 : 0;
+  *status = each->capture != nullptr || is_all_captured() ? 1 : 0;
   return kSuccess;
 }
 EMULATED_API int cuThreadExchangeStreamCaptureMode(int* mode) {
