@@ -41,6 +41,22 @@ struct PanelProduct {
   int64_t b_row, b_panel, width, num_panels, columns, m, k;
 };
 
+// The product c <- start + a * b for few rows. `a` is m x k with contiguous rows. Of `b` either the
+// columns are contiguous, and b_stride apart, or the rows are.
+template <typename T>
+struct FewRows {
+  T* c;
+  int64_t c_row;
+  // Rows like those of c, and may be c itself; nullptr: zeros.
+  const T* start = nullptr;
+  int64_t start_row = 0;
+  const T* a;
+  int64_t a_row;
+  const T* b;
+  int64_t b_stride;
+  int64_t m, n, k;
+};
+
 // Packs panels of a factor, one after the other: for each of `steps` steps of the sum, a panel has
 // `width` contiguous numbers. Number j of step p of the factor is from[j * across + p * along]; a
 // panel that `count` does not fill up ends with zeros. `width` is Kernels::product_rows,
@@ -141,6 +157,9 @@ struct Kernels {
   void (*multiply)(const PanelProduct<T>& product) = nullptr;
   void (*pack)(const Packing<T>& packing) = nullptr;
   int64_t panel_width = 0, product_rows = 0;
+  void (*multiply_columns)(const FewRows<T>& product) = nullptr;  // columns of b are contiguous
+  void (*multiply_stripes)(const FewRows<T>& product) = nullptr;  // rows of b are contiguous
+  int64_t stripe_rows = 0;  // rows of which multiply_stripes() reads b once
   void (*depthwise_row)(const DepthwiseRow<T>& row) = nullptr;
   RegisterLoop peak;
   Rows expand_rows = nullptr;  // each number of row r of d becomes a[r]

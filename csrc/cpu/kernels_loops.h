@@ -4,6 +4,7 @@
 // processor without it.
 #pragma once
 
+#include "cpu/few_rows_loops.h"
 #include "cpu/kernels.h"
 #include "cpu/product_loops.h"
 
@@ -707,6 +708,9 @@ struct TableMaker {
     table.pack = pack<T>;
     table.panel_width = 2 * kLanesOf<T>;
     table.product_rows = kProductRows<T>;
+    table.multiply_columns = multiply_columns<T>;
+    table.multiply_stripes = multiply_stripes<T>;
+    table.stripe_rows = kStripeRows;
     table.peak = kPeak<T>;
     table.depthwise_row = depthwise_row<T>;
     table.random_mask = random_mask<T>;

@@ -28,6 +28,14 @@ constexpr int64_t kListedRows = 960;  // kBlockRows for listed rows, which are c
 constexpr int64_t kGroupRows = 48;
 
 constexpr int64_t kFewRows = 96;  // for up to so many, packing the right factor does not pay
+// A right factor is streamed (few_rows_loops.h) for up to so many rows if its columns are
+// contiguous and not too short. If its rows are, it is for up to Kernels::stripe_rows; and for up
+// to kFarRows times as many if they are so far apart that tiles would bring a page for each few of
+// their numbers.
+constexpr int64_t kStreamedColumns = 8, kLeastStreamed = 128;
+constexpr int64_t kFarRows = 4, kFarBytes = 1 << 16;
+// Numbers of the left factor that are copied for it at most.
+constexpr int64_t kMostCopied = 1 << 16;
 // For fewer than kFewColumns columns, packing a left factor that can be read in place does not pay.
 // From kManyColumns on it pays even if its rows do not evict each other from the cache.
 constexpr int64_t kFewColumns = 128, kManyColumns = 384;
@@ -139,6 +147,22 @@ Matrix gathered(const Matrix& from, const int64_t* rows, int64_t count, int64_t 
   return {to, from.dtype, side_by_side ? 1 : n, side_by_side ? count : 1};
 }
 
+// Whether the columns of a right factor are contiguous, and long enough to be multiplied each by
+// itself.
+bool has_long_columns(const Matrices& right) {
+  return right.row == 1 && right.rows >= kLeastStreamed;
+}
+
+// Whether a right factor is read where it stands, for so many rows of the left one.
+bool is_worth_streaming(const Matrices& right, int64_t rows, int64_t stripe_rows) {
+  // Short floats would have to be converted, for which tiles have faster ways.
+  if (right.dtype != ir::DType::kFloat && right.dtype != ir::DType::kDouble) return false;
+  if (has_long_columns(right)) return rows <= kStreamedColumns;
+  if (right.column != 1) return false;
+  const bool are_far = right.row * ir::size_bytes(right.dtype) >= kFarBytes;
+  return rows <= (are_far ? kFarRows * stripe_rows : stripe_rows);
+}
+
 // A part of the result, from its first row and column on.
 struct Rectangle {
   int64_t row, rows, column, columns;
@@ -150,9 +174,11 @@ struct Grid {
   int64_t rows = 1, columns = 1;  // the numbers of parts
   int64_t part_rows = 0, part_columns = 0;
 
-  Grid(int64_t m, int64_t n, int64_t threads, int64_t tile_rows, int64_t tile_columns) {
+  // `most_rows`: into how many parts the rows are divided at most.
+  Grid(int64_t m, int64_t n, int64_t threads, int64_t most_rows, int64_t tile_rows,
+       int64_t tile_columns) {
     int64_t least = -1;
-    for (int64_t parts = 1; parts <= threads; ++parts) {
+    for (int64_t parts = 1; parts <= std::min(threads, most_rows); ++parts) {
       const int64_t height = ceil_div(m, parts);
       const int64_t width = round_up(ceil_div(n, threads / parts), tile_columns);
       // For each step of the sums: a thread's multiplications, and the numbers that it reads.
@@ -178,8 +204,11 @@ struct Grid {
 template <typename T>
 class ProductKernel final : public Kernel {
  public:
-  // `may_turn`: whether the transposed product may be computed, for which parts cannot list rows.
-  ProductKernel(const region::Product& product, Isa isa, bool may_turn = true)
+  // What parts of a product are asked for: none but the whole; any, of rows, columns and steps that
+  // are consecutive or listed; or any but listed rows.
+  enum class Parts : uint8_t { kNone, kAny, kNoListedRows };
+
+  ProductKernel(const region::Product& product, Isa isa, Parts parts = Parts::kNone)
       : kernels_(kernels<T>(isa)),
         pairs_(product.a.dtype == ir::DType::kBFloat16 && product.b.dtype == product.a.dtype
                    ? pair_kernels(isa)
@@ -207,7 +236,9 @@ class ProductKernel final : public Kernel {
     }
     for (int64_t size : sizes_) num_batches_ *= size;
     // The register kernel writes rows, so a column-major result is computed as its transpose.
-    if (may_turn && c_.column != 1 && c_.row == 1) {
+    // So is a single column, whose right factor is the larger one then.
+    const bool is_column = parts == Parts::kNone && c_.columns == 1 && c_.rows > 1;
+    if (is_column || (parts != Parts::kAny && c_.column != 1 && c_.row == 1)) {
       is_turned_ = true;
       const Matrices a = a_.turned();
       a_ = b_.turned();
@@ -219,12 +250,14 @@ class ProductKernel final : public Kernel {
     n_ = c_.columns;
     k_ = a_.columns;
     writes_directly_ = c_.dtype == kDType && (c_.column == 1 || n_ == 1);
+    is_streamed_ = parts == Parts::kNone && is_worth_streaming(b_, m_, kernels_.stripe_rows) &&
+                   (reads_left_in_place() || m_ * k_ <= kMostCopied);
   }
 
   std::string str() const override {
     return concat("product, ", num_batches_ == 1 ? "" : concat(num_batches_, " times "), m_, " x ",
                   k_, " x ", n_, " of ", ir::name(c_.dtype), is_turned_ ? ", turned" : "",
-                  has_start_ ? ", added to" : "", "\n");
+                  is_streamed_ ? ", streamed" : "", has_start_ ? ", added to" : "", "\n");
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
@@ -260,8 +293,9 @@ class ProductKernel final : public Kernel {
     const int64_t work = part.m * part.n * std::max<int64_t>(part.k, 1);
     const int64_t wanted =
         std::clamp<int64_t>(work * num_batches_ / kWorkPerThread, 1, num_threads());
-    const Grid grid(part.m, part.n, ceil_div(wanted, num_batches_), kernels_.product_rows,
-                    kernels_.panel_width);
+    // The order of a streamed sum depends on the rows that are computed with it.
+    const Grid grid(part.m, part.n, ceil_div(wanted, num_batches_), is_streamed_ ? 1 : part.m,
+                    kernels_.product_rows, kernels_.panel_width);
     const int64_t parts = grid.rows * grid.columns, all = parts * num_batches_;
     parallel_for(0, all, ceil_div(all, wanted), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -305,6 +339,7 @@ class ProductKernel final : public Kernel {
 
   // Computes one thread's rectangle of the part.
   void multiply(const Addresses& at, const Part& part, const Rectangle& all) const {
+    if (is_streamed_) return multiply_streamed(at, part, all);
     const int64_t height = block_height(part, all);
     if (part.rows != nullptr && part.k <= most_at_once()) {
       // Listed rows are copied once for all columns, since all terms of a sum fit into one block.
@@ -321,6 +356,50 @@ class ProductKernel final : public Kernel {
         multiply_block(at, part, block_of(all, i, j, height), nullptr);
       }
     }
+  }
+
+  bool reads_left_in_place() const { return a_.dtype == kDType && a_.column == 1; }
+
+  // Multiplies few rows with a right factor that is not packed.
+  void multiply_streamed(const Addresses& at, const Part& part, const Rectangle& all) const {
+    const bool has_columns = has_long_columns(b_);
+    const auto multiply = has_columns ? kernels_.multiply_columns : kernels_.multiply_stripes;
+    const T* left = left_rows(at, all);
+    const int64_t width = writes_directly_ ? all.columns : kBlockColumns;
+    for (int64_t j = 0; j < all.columns; j += width) {
+      const Rectangle block{all.row, all.rows, all.column + j, std::min(width, all.columns - j)};
+      T* c = reinterpret_cast<T*>(at.c + c_.offset(block.row, block.column));
+      int64_t c_row = c_.row;
+      if (!writes_directly_) {
+        c = thread_memory<T, Use::kProduct>(block.rows * block.columns);
+        c_row = block.columns;
+      }
+      const Start start = start_of(at, part, block, c, c_row);
+      multiply({.c = c,
+                .c_row = c_row,
+                .start = start.at,
+                .start_row = start.row,
+                .a = left,
+                .a_row = reads_left_in_place() ? a_.row : k_,
+                .b = reinterpret_cast<const T*>(at.b + b_.offset(0, block.column)),
+                .b_stride = has_columns ? b_.column : b_.row,
+                .m = block.rows,
+                .n = block.columns,
+                .k = k_});
+      if (!writes_directly_) store(at, part, block, c);
+    }
+  }
+
+  // The rows of the left factor with contiguous numbers of type T.
+  const T* left_rows(const Addresses& at, const Rectangle& all) const {
+    const char* from = at.a + a_.offset(all.row, 0);
+    if (reads_left_in_place()) return reinterpret_cast<const T*>(from);
+    T* rows = thread_memory<T, Use::kLeft>(all.rows * k_);
+    for (int64_t i = 0; i < all.rows; ++i, from += a_.offset(1, 0)) {
+      kernels_.load[static_cast<size_t>(a_.dtype)](rows + i * k_, from,
+                                                   {.n = k_, .stride = a_.column});
+    }
+    return rows;
   }
 
   // The number of rows in a block: whole groups, and about as many in each block.
@@ -599,6 +678,7 @@ class ProductKernel final : public Kernel {
   bool has_start_ = false;
   bool is_turned_ = false;        // it computes the transpose: a_ and b_ have changed places
   bool writes_directly_ = false;  // the register kernel can write to c
+  bool is_streamed_ = false;      // the right factor is read where it stands, for few rows
 };
 
 // Consecutive rows are a smaller product, which is computed in place. Other rows are copied first,
@@ -607,8 +687,9 @@ template <typename T>
 class RowsProductKernel final : public Kernel {
  public:
   RowsProductKernel(const region::Product& product, bool sums, Isa isa)
-      : of_runs_(product, isa),
-        of_lists_(product, isa, sums),
+      : of_runs_(product, isa, ProductKernel<T>::Parts::kNoListedRows),
+        of_lists_(product, isa,
+                  sums ? ProductKernel<T>::Parts::kNoListedRows : ProductKernel<T>::Parts::kAny),
         sums_(sums),
         rows_input_(product.start ? 3 : 2) {}
 
@@ -673,7 +754,10 @@ bool is_preferred(const region::Product& product, Isa isa) {
   const int64_t m = product.a.sizes[rank - 2], k = product.a.sizes[rank - 1];
   const int64_t n = product.b.sizes.back();
   // A vector times a matrix reads each number once, so packing does not pay.
-  if (m == 1 || n == 1) return false;
+  if (m == 1 || n == 1) {
+    const Matrices matrix = m == 1 ? Matrices(product.b) : Matrices(product.a).turned();
+    return is_worth_streaming(matrix, 1, 1);
+  }
   // oneDNN, which torch calls for bfloat16, takes long to start, and is then about 7% faster.
   return product.result.dtype != ir::DType::kBFloat16 || pair_kernels(isa) == nullptr ||
          m * k * n <= kMostOfPairs;

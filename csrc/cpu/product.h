@@ -8,6 +8,10 @@
 // sizes allocate nothing. Each number of the result is summed in one order, whatever the number of
 // threads.
 //
+// A product of few rows, such as that of one token, takes as long as the memory needs to bring the
+// right factor. It is streamed, which few_rows_loops.h describes. The order of its sums depends on
+// which of the two ways a product takes, but not on the number of threads.
+//
 // RowsProduct computes only those rows that a list names at run time.
 //
 // The register kernel takes the numbers with which sums start, so that a bias needs no pass of its

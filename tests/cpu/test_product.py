@@ -226,6 +226,120 @@ def test_the_number_of_threads_changes_no_bit(sizes, dtype):
         assert all(torch.equal(result, results[0]) for result in results)
 
 
+# Few rows, whose right factor is read where it stands: numbers of rows with and without a rest,
+# sums and columns that fill no vector, more columns than a stripe has, and rows that are far apart.
+STREAMED = [
+    *((m, 128, 37) for m in range(1, 9)), (1, 517, 70), (3, 1031, 5), (4, 300, 2100), (7, 200, 33),
+    (2, 5, 4100), (16, 9, 16500),
+]  # fmt: skip
+
+
+@crossed(isa=ISAS, dtype=[torch.float32, torch.float64], form=FORMS, sizes=STREAMED)
+def test_few_rows(sizes, form, dtype, isa):
+    torch.manual_seed(7)
+    m, k, n = sizes
+    a, b = matrix(m, k, dtype, form[0]), matrix(k, n, dtype, form[1])
+    starts = [None, matrix(1, n, dtype).expand(m, n), matrix(m, 1, dtype), matrix(m, n, dtype)]
+    for start in starts:
+        assert_near(product(a, b, start, isa), a, b, start)
+        turned = matrix(m, n, dtype, "T").fill_(math.nan)
+        assert_near(product(a, b, start, isa, turned), a, b, start)
+        room = torch.full((2 * m, 3 * n), 7.0, dtype=dtype)
+        assert_near(product(a, b, start, isa, room[::2, ::3]), a, b, start)
+        assert (room[1::2] == 7).all()
+        assert (room[:, 1::3] == 7).all()
+    before = starts[-1].clone()
+    assert_near(product(a, b, starts[-1], isa, starts[-1]), a, b, before)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_column(dtype, isa):
+    """A matrix times a vector is the transpose of a product of one row."""
+    torch.manual_seed(8)
+    for m, k in [(300, 128), (1, 128), (33, 517), (4100, 20), (5, 1)]:
+        for form in FORMS:
+            a, b = matrix(m, k, dtype, form[0]), matrix(k, 1, dtype, form[1])
+            column, number = matrix(m, 1, dtype), matrix(1, 1, dtype)
+            for start in (None, column, number):
+                assert_near(product(a, b, start, isa), a, b, start)
+            room = torch.full((m, 3), 7.0, dtype=dtype)
+            assert_near(product(a, b, column, isa, room[:, 1:2]), a, b, column)
+            assert (room[:, ::2] == 7).all()
+
+
+def test_batches_of_few_rows():
+    torch.manual_seed(9)
+    for left, right in BATCHES:
+        a, b = torch.randn(*left, 2, 150), torch.randn(*right, 33, 150).transpose(-1, -2)
+        start = torch.randn(33)
+        assert_near(product(a, b), a, b)
+        of_batch = start.expand(*([1] * len(left)), 1, 33)
+        assert_near(product(a, b, of_batch), a, b, start)
+        assert_near(product(a, b.contiguous()), a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_few_rows_of_infinities_and_nan(dtype):
+    torch.manual_seed(10)
+    for form in FORMS:
+        a, b = matrix(3, 150, dtype, form[0]), matrix(150, 37, dtype, form[1])
+        a[0, 5], a[1, 149], b[7, 4], b[149, 36] = math.inf, math.nan, -math.inf, math.inf
+        result, want = product(a, b), exact(a, b)
+        assert torch.equal(result.isnan(), want.isnan())
+        assert torch.equal(result.isinf(), want.isinf())
+        large = matrix(3, 150, dtype, form[0]) + 1000
+        finite = b.nan_to_num(0, 0, 0)
+        assert_near(product(large, finite), large, finite)
+
+
+def test_threads_change_no_bit_of_few_rows():
+    torch.manual_seed(11)
+    for m, k, n in [
+        (1, 3000, 500),
+        (4, 700, 1000),
+        (7, 300, 2000),
+        (16, 40, 40000),
+        (5000, 300, 1),
+    ]:
+        for form in FORMS:
+            a = matrix(m, k, torch.float32, form[0])
+            b = matrix(k, n, torch.float32, form[1])
+            results = []
+            for threads in (1, 2, 3, 7):
+                torch.set_num_threads(threads)
+                results.append(product(a, b))
+            assert all(torch.equal(result, results[0]) for result in results)
+
+
+def product_of(m, k, n, form, dtype=torch.float32):
+    a, b = matrix(m, k, dtype, form[0]), matrix(k, n, dtype, form[1])
+    return _C.Product(torch.empty(m, n, dtype=dtype), a, b)
+
+
+def test_where_few_rows_are_streamed():
+    def is_streamed(*sizes):
+        return str(product_of(*sizes)).endswith(", streamed\n")
+
+    assert is_streamed(1, 128, 100, "NT")
+    assert is_streamed(8, 128, 100, "NT")
+    assert not is_streamed(9, 128, 100, "NT")
+    assert not is_streamed(1, 127, 100, "NT")  # short columns
+    assert is_streamed(2, 7, 100, "NN")
+    assert not is_streamed(17, 7, 20000, "NN")
+    assert is_streamed(100, 128, 1, "NN")
+    assert not is_streamed(1, 128, 100, "NT", torch.bfloat16)
+    a, apart = torch.randn(1, 128), torch.randn(256, 200)[::2, ::2]
+    assert ", streamed" not in str(_C.Product(torch.empty(1, 100), a, apart))
+
+
+def test_vectors_are_preferred_where_they_are_streamed():
+    for each in [(1, 128, 100, "NT"), (1, 7, 100, "NN"), (100, 128, 1, "NN"), (100, 7, 1, "TN")]:
+        assert product_of(*each).is_preferred, each
+    for each in [(1, 64, 100, "NT"), (100, 64, 1, "NN"), (1, 128, 100, "NT", torch.bfloat16)]:
+        assert not product_of(*each).is_preferred, each
+
+
 def test_two_threads_of_python_at_once():
     torch.manual_seed(6)
     work = [
@@ -249,12 +363,12 @@ def test_in_a_forked_process():
 
 
 def test_says_what_it_does():
-    a, b = torch.randn(3, 4, 5), torch.randn(3, 5, 6)
-    it = _C.Product(torch.empty(3, 4, 6), a, b, torch.randn(1, 1, 6))
-    assert str(it) == "product, 3 times 4 x 5 x 6 of float32, added to\n"
-    turned = torch.empty(6, 4, dtype=torch.float64).t()
+    a, b = torch.randn(3, 14, 5), torch.randn(3, 5, 6)
+    it = _C.Product(torch.empty(3, 14, 6), a, b, torch.randn(1, 1, 6))
+    assert str(it) == "product, 3 times 14 x 5 x 6 of float32, added to\n"
+    turned = torch.empty(6, 14, dtype=torch.float64).t()
     it = _C.Product(turned, a[0].double(), b[0].double())
-    assert str(it) == "product, 6 x 5 x 4 of float64, turned\n"
+    assert str(it) == "product, 6 x 5 x 14 of float64, turned\n"
 
 
 class TestErrors:
