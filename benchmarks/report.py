@@ -20,8 +20,10 @@ DISTURBED = 0.1
 SAME_LOSS = 1e-4
 
 
-def print_report(console: Console, records: Records) -> None:
+def print_report(console: Console, records: Records, *, is_inference: bool = False) -> None:
     """Print one table per question, then the targets, then what to mind in reading them."""
+    if is_inference:
+        console.print("Inference: a step is forward alone, under no_grad, of the model in eval()")
     for threads in sorted({record.threads for record in records.all}):
         rows = [record for record in records.all if record.threads == threads]
         console.print(steady_table(records, rows, threads))

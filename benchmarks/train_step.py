@@ -3,6 +3,7 @@
     python benchmarks/train_step.py                          # everything; some 25 minutes
     python benchmarks/train_step.py --quick --models mlp --backends eager aot_eager
     python benchmarks/train_step.py --against ../before      # this build beside another one
+    python benchmarks/train_step.py --inference              # forward alone, without gradients
 
 README.md beside this file says how the figures are taken and how to read them.
 """
@@ -77,7 +78,8 @@ class Bench:
     def __init__(
         self, console: Console, folder: Path, device: str, protocol: Protocol, timeout_s: float,
         against: Path | None, autocast: str | None = None, onednn: str | None = None,
-        logs: Path | None = None, save: Callable[[], None] = lambda: None,
+        logs: Path | None = None, save: Callable[[], None] = lambda: None, *,
+        is_inference: bool = False,
     ) -> None:  # fmt: skip
         self.console = console
         self.folder = folder
@@ -89,6 +91,7 @@ class Bench:
         self.onednn = onednn
         self.logs = logs or folder
         self.save = save  # called whenever there is more to keep
+        self.is_inference = is_inference
         self.records = Records()
         self.machine: dict[str, Any] = {}
 
@@ -253,7 +256,7 @@ class Bench:
         checkout = str(self.against) if row.is_other_build else None
         job = Job(
             row.model, row.backend, self.device, row.threads, self.autocast, checkout, self.onednn,
-            is_strict=row.refused is None,
+            is_strict=row.refused is None, is_inference=self.is_inference,
         )  # fmt: skip
         return WorkerProcess(job, cache, log, self.timeout_s, pin_malloc=pin_malloc)
 
@@ -321,6 +324,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         "--autocast",
         choices=("bfloat16", "float16"),
         help="dtype of forward under autocast (default: none; on CUDA float32 runs as TF32)",
+    )
+    parser.add_argument(
+        "--inference",
+        action="store_true",
+        help="a step is forward alone, under no_grad, of the model in eval()",
     )
     parser.add_argument(
         "--threads",
@@ -451,7 +459,7 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="train_step-") as folder:
         bench = Bench(
             console, Path(folder), options.device, protocol, options.timeout, options.against,
-            options.autocast, options.onednn, options.logs, save,
+            options.autocast, options.onednn, options.logs, save, is_inference=options.inference,
         )  # fmt: skip
         # Unique, in the order given; the largest number of threads also gets the rest.
         threads = list(dict.fromkeys(options.threads))
@@ -460,7 +468,7 @@ def main(arguments: list[str]) -> int:
                 steady_only = options.steady_only or number != max(threads)
                 bench.measure(model, list(dict.fromkeys(options.backends)), number, steady_only)
     save(is_complete=True)
-    print_report(console, bench.records)
+    print_report(console, bench.records, is_inference=options.inference)
     full = full_protocol(options)
     if any(getattr(protocol, name) < getattr(full, name) for name in COUNTS):
         console.print("[yellow]Shorter than the protocol: figures are not for quoting.[/yellow]")

@@ -1,4 +1,4 @@
-"""One backend training one model in a process of its own.
+"""One backend training, or evaluating, one model in a process of its own.
 
 The worker reads requests and writes answers, one JSON object a line, and does nothing between
 them. `train_step.py` starts it and says whose turn it is. Its only argument is its Job, as JSON.
@@ -11,7 +11,7 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from itertools import count
@@ -36,6 +36,7 @@ class Job:
     checkout: str | None = None  # where torch_ort comes from, if not from the installed one
     onednn: str | None = None  # the library, for eager_onednn
     is_strict: bool = True  # whether an error tells what the engine leaves to eager PyTorch
+    is_inference: bool = False  # a step is forward alone, of the model in eval()
 
     def to_json(self) -> str:
         """Write the job as a worker reads it."""
@@ -58,40 +59,51 @@ class CheckoutFinder:
 
 
 class Trainer:
-    """The model, its optimizer, and the training step that is measured."""
+    """The model, its optimizer, and the step that is measured.
+
+    In inference there is no optimizer, and a step is forward without gradients.
+    """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         workload = build(job.model, job.device)
         self.module = workload.model
         self.batches = workload.batches
-        self.optimizer = make_optimizer(self.module, job)
+        self.optimizer = None if job.is_inference else make_optimizer(self.module, job)
+        self.module.train(not job.is_inference)
         self.step_numbers = count()
         self.call: Callable[..., torch.Tensor] = self.module
         self.clock = CudaClock() if job.device == "cuda" else WallClock()
         self.products = replace_products(OneDnn(job.onednn)) if job.backend == ONEDNN else None
 
     def step(self) -> torch.Tensor:
-        """Run one training step and return its loss, with the clock marked four times."""
+        """Run one step and return its loss, with the clock marked four times."""
         batch = self.batches[next(self.step_numbers) % len(self.batches)]
         self.clock.mark()
-        self.optimizer.zero_grad()
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
         self.clock.mark()
         if self.job.backend == GRAPHS:
             torch.compiler.cudagraph_mark_step_begin()
-        with self.precision():
+        with self.modes():
             loss = self.call(*batch)
-        loss.backward()
+        if self.optimizer is not None:
+            loss.backward()
         self.clock.mark()
-        self.optimizer.step()
+        if self.optimizer is not None:
+            self.optimizer.step()
         self.clock.mark()
         return loss.detach()
 
-    def precision(self) -> contextlib.AbstractContextManager:
-        """Return what forward runs in."""
-        if self.job.autocast is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self.job.device, getattr(torch, self.job.autocast))
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        """Set what forward runs in: gradients or none, and the precision."""
+        dtype = self.job.autocast and getattr(torch, self.job.autocast)
+        with (
+            torch.set_grad_enabled(not self.job.is_inference),
+            torch.autocast(self.job.device, dtype, enabled=dtype is not None),
+        ):
+            yield
 
     def synchronize(self) -> None:
         """Wait until the device is done."""
@@ -165,7 +177,8 @@ class Trainer:
         The starting point holds parameters, optimizer state and batches, and neither gradients
         nor any memory that the engine pools between steps: what is above it is what steps need.
         """
-        self.optimizer.zero_grad()
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
         if self.job.backend in OURS:
             import torch_ort
 
@@ -184,7 +197,7 @@ class Trainer:
         parameters = list(self.module.parameters())
         states = [
             value
-            for state in self.optimizer.state.values()
+            for state in (self.optimizer.state.values() if self.optimizer is not None else ())
             for value in state.values()
             if isinstance(value, torch.Tensor)
         ]
@@ -202,13 +215,13 @@ class Trainer:
         }
 
     def roofline(self) -> dict[str, Any]:
-        """Measure the machine, and say what forward and backward take at least on it.
+        """Measure the machine, and say what forward, and backward in training, take at least.
 
         `products_of_peak` is where the engine's products stand, None without any.
         """
         import torch_ort
 
-        with self.precision():
+        with self.modes():
             found = torch_ort.explain(self.module, *self.batches[0], roofline=True).roofline
         least = sum(step.flops / step.peak for step in found.products)
         spent = sum(step.per_run for step in found.products) / 1e6

@@ -68,6 +68,24 @@ def test_steps_are_compared_with_the_least_possible_time(tmp_path: Path) -> None
         assert f"{ratio:.2f}×" in done.stdout
 
 
+def test_inference(tmp_path: Path) -> None:
+    result_file = tmp_path / "result.json"
+    done = run_benchmark(
+        *("--inference", "--quick", "--models", "cnn", "--backends", "eager", "ort"),
+        *("--threads", "1", "--rounds", "1", "--json", str(result_file)),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "forward alone, under no_grad, of the model in eval()" in done.stdout
+    eager, ort = json.loads(result_file.read_text())["records"]
+    # Batch norms with running statistics, which no step has changed.
+    assert abs(eager["loss"] - ort["loss"]) < 1e-5
+    assert ort["steady_counters"][0]["ort"]["fallbacks"] == 0
+    assert ort["steady_counters"][0]["ort"]["backward_runs"] == 0
+    for record in (eager, ort):
+        (sizes,) = record["memory"]
+        assert sizes["gradient_bytes"] == sizes["optimizer_bytes"] == 0
+
+
 @pytest.mark.slow
 def test_forward_in_a_shorter_dtype(tmp_path: Path) -> None:
     losses = {}
