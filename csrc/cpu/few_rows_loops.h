@@ -10,6 +10,18 @@
 namespace torch_ort::cpu {
 namespace {
 
+// Calls `body` for groups of kMost rows and for the rows that remain, with the number of rows as
+// its template argument and the first one as its argument.
+template <int kMost, typename F>
+inline void for_groups_of_rows(int64_t m, const F& body) {
+  for (int64_t row = 0; row < m; row += kMost) {
+    const int64_t rows = std::min<int64_t>(m - row, kMost);
+    [&]<int... kLess>(std::integer_sequence<int, kLess...> /*sizes*/) {
+      ((rows == kLess + 1 ? body.template operator()<kLess + 1>(row) : void()), ...);
+    }(std::make_integer_sequence<int, kMost>());
+  }
+}
+
 template <typename T, int kDistance, int... kLane>
 inline T sum_of_lanes(const Vector<T>& vector, std::integer_sequence<int, kLane...> lanes) {
   const Vector<T> sums = vector + pick_lanes<(kLane ^ kDistance)...>(vector, vector);
@@ -82,14 +94,8 @@ inline void multiply_column(const FewRows<T>& it, int64_t row, int64_t column) {
 template <typename T>
 void multiply_columns(const FewRows<T>& it) {
   for (int64_t column = 0; column < it.n; ++column) {
-    int64_t row = 0;
-    for (; row + 4 <= it.m; row += 4) multiply_column<T, 4>(it, row, column);
-    switch (it.m - row) {
-      case 3: multiply_column<T, 3>(it, row, column); break;
-      case 2: multiply_column<T, 2>(it, row, column); break;
-      case 1: multiply_column<T, 1>(it, row, column); break;
-      default: break;
-    }
+    for_groups_of_rows<4>(
+        it.m, [&]<int kRows>(int64_t row) { multiply_column<T, kRows>(it, row, column); });
   }
 }
 
@@ -161,14 +167,8 @@ void multiply_stripes(const FewRows<T>& it) {
         std::copy(start + begin, start + end, c + begin);
       }
     }
-    for (int64_t row = 0; row < it.m; row += kStripeRows) {
-      switch (std::min<int64_t>(it.m - row, kStripeRows)) {
-        case 1: add_all_terms<T, 1>(it, row, begin, end); break;
-        case 2: add_all_terms<T, 2>(it, row, begin, end); break;
-        case 3: add_all_terms<T, std::min(3, kStripeRows)>(it, row, begin, end); break;
-        default: add_all_terms<T, kStripeRows>(it, row, begin, end);
-      }
-    }
+    for_groups_of_rows<kStripeRows>(
+        it.m, [&]<int kRows>(int64_t row) { add_all_terms<T, kRows>(it, row, begin, end); });
   }
 }
 

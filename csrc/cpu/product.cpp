@@ -339,67 +339,25 @@ class ProductKernel final : public Kernel {
 
   // Computes one thread's rectangle of the part.
   void multiply(const Addresses& at, const Part& part, const Rectangle& all) const {
-    if (is_streamed_) return multiply_streamed(at, part, all);
     const int64_t height = block_height(part, all);
     if (part.rows != nullptr && part.k <= most_at_once()) {
       // Listed rows are copied once for all columns, since all terms of a sum fit into one block.
       for (int64_t i = 0; i < all.rows; i += height) {
-        const Matrix left = left_of(at, part, block_of(all, i, 0, height), 0, part.k);
+        const Matrix left =
+            left_of(at, part, block_of(all, i, 0, height, kBlockColumns), 0, part.k);
         for (int64_t j = 0; j < all.columns; j += kBlockColumns) {
-          multiply_block(at, part, block_of(all, i, j, height), &left);
+          multiply_block(at, part, block_of(all, i, j, height, kBlockColumns), &left);
         }
       }
       return;
     }
-    for (int64_t j = 0; j < all.columns; j += kBlockColumns) {
-      for (int64_t i = 0; i < all.rows; i += height) {
-        multiply_block(at, part, block_of(all, i, j, height), nullptr);
-      }
-    }
-  }
-
-  bool reads_left_in_place() const { return a_.dtype == kDType && a_.column == 1; }
-
-  // Multiplies few rows with a right factor that is not packed.
-  void multiply_streamed(const Addresses& at, const Part& part, const Rectangle& all) const {
-    const bool has_columns = has_long_columns(b_);
-    const auto multiply = has_columns ? kernels_.multiply_columns : kernels_.multiply_stripes;
-    const T* left = left_rows(at, all);
-    const int64_t width = writes_directly_ ? all.columns : kBlockColumns;
+    // Rows of a streamed factor are read in long runs, unless the sums need memory of the thread.
+    const int64_t width = is_streamed_ && writes_directly_ ? all.columns : kBlockColumns;
     for (int64_t j = 0; j < all.columns; j += width) {
-      const Rectangle block{all.row, all.rows, all.column + j, std::min(width, all.columns - j)};
-      T* c = reinterpret_cast<T*>(at.c + c_.offset(block.row, block.column));
-      int64_t c_row = c_.row;
-      if (!writes_directly_) {
-        c = thread_memory<T, Use::kProduct>(block.rows * block.columns);
-        c_row = block.columns;
+      for (int64_t i = 0; i < all.rows; i += height) {
+        multiply_block(at, part, block_of(all, i, j, height, width), nullptr);
       }
-      const Start start = start_of(at, part, block, c, c_row);
-      multiply({.c = c,
-                .c_row = c_row,
-                .start = start.at,
-                .start_row = start.row,
-                .a = left,
-                .a_row = reads_left_in_place() ? a_.row : k_,
-                .b = reinterpret_cast<const T*>(at.b + b_.offset(0, block.column)),
-                .b_stride = has_columns ? b_.column : b_.row,
-                .m = block.rows,
-                .n = block.columns,
-                .k = k_});
-      if (!writes_directly_) store(at, part, block, c);
     }
-  }
-
-  // The rows of the left factor with contiguous numbers of type T.
-  const T* left_rows(const Addresses& at, const Rectangle& all) const {
-    const char* from = at.a + a_.offset(all.row, 0);
-    if (reads_left_in_place()) return reinterpret_cast<const T*>(from);
-    T* rows = thread_memory<T, Use::kLeft>(all.rows * k_);
-    for (int64_t i = 0; i < all.rows; ++i, from += a_.offset(1, 0)) {
-      kernels_.load[static_cast<size_t>(a_.dtype)](rows + i * k_, from,
-                                                   {.n = k_, .stride = a_.column});
-    }
-    return rows;
   }
 
   // The number of rows in a block: whole groups, and about as many in each block.
@@ -409,9 +367,10 @@ class ProductKernel final : public Kernel {
     return std::max(kGroupRows, round_up(ceil_div(all.rows, blocks), kGroupRows));
   }
 
-  static Rectangle block_of(const Rectangle& all, int64_t i, int64_t j, int64_t height) {
+  static Rectangle block_of(const Rectangle& all, int64_t i, int64_t j, int64_t height,
+                            int64_t width) {
     return {all.row + i, std::min(height, all.rows - i), all.column + j,
-            std::min(kBlockColumns, all.columns - j)};
+            std::min(width, all.columns - j)};
   }
 
   // How many terms of a sum a step adds, and how many a block has.
@@ -577,11 +536,42 @@ class ProductKernel final : public Kernel {
     multiply_panels(product);
   }
 
+  bool reads_left_in_place() const { return a_.dtype == kDType && a_.column == 1; }
+
+  // Multiplies few rows with a right factor that is not packed.
+  void stream_block(const Addresses& at, const Rectangle& block, T* c, int64_t c_row,
+                    const Start& start) const {
+    const bool has_columns = has_long_columns(b_);
+    const auto multiply = has_columns ? kernels_.multiply_columns : kernels_.multiply_stripes;
+    multiply({.c = c,
+              .c_row = c_row,
+              .start = start.at,
+              .start_row = start.row,
+              .a = left_rows(at, block),
+              .a_row = reads_left_in_place() ? a_.row : k_,
+              .b = reinterpret_cast<const T*>(at.b + b_.offset(0, block.column)),
+              .b_stride = has_columns ? b_.column : b_.row,
+              .m = block.rows,
+              .n = block.columns,
+              .k = k_});
+  }
+
+  // The rows of the left factor with contiguous numbers of type T.
+  const T* left_rows(const Addresses& at, const Rectangle& block) const {
+    const char* from = at.a + a_.offset(block.row, 0);
+    if (reads_left_in_place()) return reinterpret_cast<const T*>(from);
+    T* rows = thread_memory<T, Use::kLeft>(block.rows * k_);
+    kernels_.load[static_cast<size_t>(a_.dtype)](
+        rows, from, {.n = k_, .stride = a_.column, .count = block.rows, .distance = a_.row});
+    return rows;
+  }
+
   // `stays`: the sums stay in `c`. Otherwise complete rows are copied to the listed rows of the
   // result while they are in the cache.
   void multiply_block(const Addresses& at, const Part& part, const Rectangle& block,
                       const Matrix* copied, T* c, int64_t c_row, bool stays) const {
     Start start = start_of(at, part, block, c, c_row);
+    if (is_streamed_) return stream_block(at, block, c, c_row, start);
     const bool is_few = block.rows <= kFewRows;
     for (int64_t p = 0; p == 0 || p < part.k; p += most_at_once()) {
       const int64_t depth = std::min(most_at_once(), part.k - p);

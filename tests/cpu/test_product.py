@@ -166,22 +166,24 @@ BATCHES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("m", "k"), [(14, 20), (2, 150)], ids=["packed", "streamed"])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_batches(dtype):
+def test_batches(dtype, m, k):
     torch.manual_seed(3)
     for left, right in BATCHES:
-        a = torch.randn(*left, 14, 20, dtype=torch.float64).to(dtype)
-        b = torch.randn(*right, 20, 33, dtype=torch.float64).to(dtype)
+        a = torch.randn(*left, m, k, dtype=torch.float64).to(dtype)
+        b = torch.randn(*right, k, 33, dtype=torch.float64).to(dtype)
         start = torch.randn(33, dtype=torch.float64).to(dtype)
         assert_near(product(a, b), a, b)
         of_batch = start.expand(*([1] * len(left)), 1, 33)
         assert_near(product(a, b, of_batch), a, b, start)
         turned = b.transpose(-1, -2).contiguous().transpose(-1, -2)
         assert_near(product(a, turned), a, turned)
-    a = torch.randn(6, 14, 20, dtype=torch.float64).to(dtype)
-    b = torch.randn(20, 33, dtype=torch.float64).to(dtype).expand(6, 20, 33)
+        assert_near(product(a, turned, of_batch), a, turned, start)
+    a = torch.randn(6, m, k, dtype=torch.float64).to(dtype)
+    b = torch.randn(k, 33, dtype=torch.float64).to(dtype).expand(6, k, 33)
     assert_near(product(a, b), a, b)
-    heads = torch.randn(4, 14, 6, 20, dtype=torch.float64).to(dtype).transpose(1, 2)
+    heads = torch.randn(4, m, 6, k, dtype=torch.float64).to(dtype).transpose(1, 2)
     assert_near(product(heads, heads.transpose(-1, -2)), heads, heads.transpose(-1, -2))
 
 
@@ -212,8 +214,12 @@ def test_infinities_and_nan_stay_where_they_belong(dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(
-    "sizes", [(1000, 300, 400), (64, 513, 1000), (13, 4000, 37), (2000, 64, 5)]
-)
+    "sizes",
+    [
+        (1000, 300, 400), (64, 513, 1000), (13, 4000, 37), (2000, 64, 5), (1, 3000, 500),
+        (4, 700, 1000), (7, 300, 2000), (16, 40, 40000), (5000, 300, 1),
+    ],
+)  # fmt: skip
 def test_the_number_of_threads_changes_no_bit(sizes, dtype):
     torch.manual_seed(5)
     m, k, n = sizes
@@ -268,17 +274,6 @@ def test_a_column(dtype, isa):
             assert (room[:, ::2] == 7).all()
 
 
-def test_batches_of_few_rows():
-    torch.manual_seed(9)
-    for left, right in BATCHES:
-        a, b = torch.randn(*left, 2, 150), torch.randn(*right, 33, 150).transpose(-1, -2)
-        start = torch.randn(33)
-        assert_near(product(a, b), a, b)
-        of_batch = start.expand(*([1] * len(left)), 1, 33)
-        assert_near(product(a, b, of_batch), a, b, start)
-        assert_near(product(a, b.contiguous()), a, b)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_few_rows_of_infinities_and_nan(dtype):
     torch.manual_seed(10)
@@ -291,25 +286,6 @@ def test_few_rows_of_infinities_and_nan(dtype):
         large = matrix(3, 150, dtype, form[0]) + 1000
         finite = b.nan_to_num(0, 0, 0)
         assert_near(product(large, finite), large, finite)
-
-
-def test_threads_change_no_bit_of_few_rows():
-    torch.manual_seed(11)
-    for m, k, n in [
-        (1, 3000, 500),
-        (4, 700, 1000),
-        (7, 300, 2000),
-        (16, 40, 40000),
-        (5000, 300, 1),
-    ]:
-        for form in FORMS:
-            a = matrix(m, k, torch.float32, form[0])
-            b = matrix(k, n, torch.float32, form[1])
-            results = []
-            for threads in (1, 2, 3, 7):
-                torch.set_num_threads(threads)
-                results.append(product(a, b))
-            assert all(torch.equal(result, results[0]) for result in results)
 
 
 def product_of(m, k, n, form, dtype=torch.float32):
