@@ -202,8 +202,8 @@ TABLE: tuple[Row, ...] = (
          f"({listed([f'`{name}`' for name in OWN_KERNELS])}).",
          _parse_names, _check_disabled),
     Row("isa", "TORCH_ORT_ISA", "", "name",
-         "Instruction set of the fused regions on the CPU: portable, avx2 or avx512. Empty: the "
-         "widest one that the processor supports.",
+         "Instruction set of the fused regions on the CPU: portable, avx2, avx512 or neon. Empty: "
+         "the widest one that the processor supports.",
          str, _check_isa),
     Row("memory_budget", "TORCH_ORT_MEMORY_BUDGET", 0, "bytes or fraction",
          "Limit on what a training graph may hold for backward, from the end of forward to the "

@@ -101,7 +101,7 @@ void multiply_columns(const FewRows<T>& it) {
 
 // How many numbers of the left factor stay in registers, of which there are 32 or 16. For each
 // vector of sums that is read and written there should be four terms.
-constexpr int kSplats = Register<float>::kBytes == 64 ? 16 : 8;
+constexpr int kSplats = kHasManyRegisters ? 16 : 8;
 constexpr int kStripeRows = kSplats / 4;
 
 // Adds to kRows rows of the result what kTerms terms of the sums give for some columns.

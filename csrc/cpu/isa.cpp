@@ -4,6 +4,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
 #include <string>
@@ -18,88 +21,111 @@ const Kernels<double>& double_kernels_avx2();
 const Kernels<float>& float_kernels_avx512();
 const Kernels<double>& double_kernels_avx512();
 const PairKernels& pair_kernels_avx512();
+#elif defined(__aarch64__)
+const Kernels<float>& float_kernels_neon();
+const Kernels<double>& double_kernels_neon();
+const PairKernels& pair_kernels_neon();
 #endif
 
 namespace {
 
+// What was built for this kind of processor. A processor runs a set if it has the instructions that
+// the compiler may use in its files (see CMakeLists.txt).
+struct Set {
+  Isa isa;
+  const char* name;
+  bool (*runs)();
+  const Kernels<float>& (*of_float)();
+  const Kernels<double>& (*of_double)();
+  bool (*has_pairs)() = [] { return false; };
+  const PairKernels& (*of_pairs)() = nullptr;
+};
+
+bool always() { return true; }
+
 #if defined(__x86_64__)
-// Conversions of 16-bit floats. Clang 15 does not know their name in __builtin_cpu_supports.
-bool has_f16c() {
+bool has_avx2() {
+  // Conversions of 16-bit floats. Clang 15 does not know their name in __builtin_cpu_supports.
   unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  const bool has_f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c;
 }
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && has_avx2();
+}
+
+bool multiplies_bfloat16() { return __builtin_cpu_supports("avx512bf16"); }
+#elif defined(__aarch64__)
+bool multiplies_bfloat16() { return (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }
 #endif
 
-bool runs(Isa isa) {
+// The widest last.
+constexpr Set kSets[] = {
+    {Isa::kPortable, "portable", always, float_kernels_portable, double_kernels_portable},
 #if defined(__x86_64__)
-  // The instructions that the compiler may use in the files of each set (see CMakeLists.txt).
-  if (isa == Isa::kAvx512) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           runs(Isa::kAvx2);
-  }
-  if (isa == Isa::kAvx2) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-  }
+    {Isa::kAvx2, "avx2", has_avx2, float_kernels_avx2, double_kernels_avx2},
+    {Isa::kAvx512, "avx512", has_avx512, float_kernels_avx512, double_kernels_avx512,
+     multiplies_bfloat16, pair_kernels_avx512},
+#elif defined(__aarch64__)
+    {Isa::kNeon, "neon", always, float_kernels_neon, double_kernels_neon, multiplies_bfloat16,
+     pair_kernels_neon},
 #endif
-  return isa == Isa::kPortable;
+};
+
+const Set& set_of(Isa isa) {
+  for (const Set& set : kSets) {
+    if (set.isa == isa) return set;
+  }
+  throw InternalError("isa: this build has no such instruction set");
 }
 
 }  // namespace
 
 Isa best_isa() {
-  static const Isa best = runs(Isa::kAvx512) ? Isa::kAvx512
-                          : runs(Isa::kAvx2) ? Isa::kAvx2
-                                             : Isa::kPortable;
+  static const Isa best = available_isas().back();
   return best;
 }
 
 std::vector<Isa> available_isas() {
   std::vector<Isa> isas;
-  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
-    if (runs(isa)) isas.push_back(isa);
+  for (const Set& set : kSets) {
+    if (set.runs()) isas.push_back(set.isa);
   }
   return isas;
 }
 
-const char* name(Isa isa) {
-  return isa == Isa::kAvx512 ? "avx512" : isa == Isa::kAvx2 ? "avx2" : "portable";
-}
+const char* name(Isa isa) { return set_of(isa).name; }
 
 const PairKernels* pair_kernels(Isa isa) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512 && __builtin_cpu_supports("avx512bf16")) return &pair_kernels_avx512();
-#endif
-  return nullptr;
+  const Set& set = set_of(isa);
+  return set.has_pairs() ? &set.of_pairs() : nullptr;
 }
 
 Isa isa_from_name(std::string_view text) {
-  for (Isa isa : {Isa::kPortable, Isa::kAvx2, Isa::kAvx512}) {
-    if (text != name(isa)) continue;
-    if (!runs(isa)) throw UserError(concat("isa: this processor does not run '", text, "'"));
-    return isa;
+  std::string names;
+  for (const Set& set : kSets) {
+    if (text != set.name) {
+      names += concat(names.empty() ? "" : ", ", set.name);
+      continue;
+    }
+    if (!set.runs()) throw UserError(concat("isa: this processor does not run '", text, "'"));
+    return set.isa;
   }
-  throw UserError(concat("isa: got '", text, "', want one of portable, avx2, avx512"));
+  throw UserError(concat("isa: got '", text, "', want one of ", names));
 }
 
-Isa isa_or_best(std::string_view text) { return text.empty() ? best_isa() : isa_from_name(text); }
+Isa isa_or_best(std::string_view name) { return name.empty() ? best_isa() : isa_from_name(name); }
 
 template <>
 const Kernels<float>& kernels<float>(Isa isa) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return float_kernels_avx512();
-  if (isa == Isa::kAvx2) return float_kernels_avx2();
-#endif
-  return float_kernels_portable();
+  return set_of(isa).of_float();
 }
 
 template <>
 const Kernels<double>& kernels<double>(Isa isa) {
-#if defined(__x86_64__)
-  if (isa == Isa::kAvx512) return double_kernels_avx512();
-  if (isa == Isa::kAvx2) return double_kernels_avx2();
-#endif
-  return double_kernels_portable();
+  return set_of(isa).of_double();
 }
 
 }  // namespace torch_ort::cpu

@@ -70,7 +70,8 @@ struct Packing {
 };
 
 // As Packing, for one panel of pairs of bfloat16 numbers, given as their bits: step p has the
-// numbers 2 * p and 2 * p + 1 of `numbers`. The last pair is filled up with zero.
+// numbers 2 * p and 2 * p + 1 of `numbers`. Zeros fill up the last pair, and the last
+// PairKernels::pairs_at_once pairs, whose order in the panel is that of the kernels.
 struct PairPacking {
   float* to;
   int64_t width, numbers;
@@ -162,6 +163,9 @@ struct Kernels {
   int64_t stripe_rows = 0;  // rows of which multiply_stripes() reads b once
   void (*depthwise_row)(const DepthwiseRow<T>& row) = nullptr;
   RegisterLoop peak;
+  // A copy that does not read the target into the caches. Both are aligned to 64 bytes, and
+  // `num_bytes` is a multiple of these.
+  void (*copy_past_caches)(char* to, const char* from, int64_t num_bytes) = nullptr;
   Rows expand_rows = nullptr;  // each number of row r of d becomes a[r]
   // d[i] = 1 with probability `keep`, else 0. It is a function of the other arguments and of the
   // position `begin` + i alone: Philox 4x32 with 10 rounds (Salmon et al., "Parallel random
@@ -185,19 +189,20 @@ struct Kernels {
 };
 
 // Products of bfloat16, summed in float32. A step of the sums takes a pair of numbers of each
-// factor, which has the size of one float32.
+// factor, which has the size of one float32. The number of steps is a multiple of `pairs_at_once`.
 struct PairKernels {
   void (*multiply)(const PanelProduct<float>& product) = nullptr;
   void (*pack)(const PairPacking& packing) = nullptr;
+  int64_t pairs_at_once = 1;
   RegisterLoop peak;
 };
 
-enum class Isa : uint8_t { kPortable, kAvx2, kAvx512 };
+enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kNeon };
 
 // The widest instruction set that the processor has.
 Isa best_isa();
-// From "portable", "avx2" or "avx512". Throws UserError on another name, and if the processor lacks
-// it.
+// From the name of one that was built for this kind of processor: "portable", and "avx2", "avx512"
+// or "neon". Throws UserError on another name, and if the processor lacks it.
 Isa isa_from_name(std::string_view name);
 Isa isa_or_best(std::string_view name);  // best_isa() if the name is empty
 std::vector<Isa> available_isas();       // all that the processor has, the widest last

@@ -10,6 +10,7 @@ namespace {
 // Each step adds two products to each sum. A pair of bfloat16 is read as one float32; it moves as
 // an integer, since its bits need not be a valid number.
 struct Pairs {
+  static constexpr bool kTakesLanes = false;
   static Vector<float> add_product(const Vector<float>& sums, const float* left,
                                    const Vector<float>& right) {
     int32_t pair = 0;
@@ -82,7 +83,9 @@ double multiply_and_add(int64_t rounds) {
 
 const PairKernels& pair_kernels_avx512() {
   static constexpr PairKernels kernels = {
-      multiply<float, Pairs>, pack_pairs, {multiply_and_add, 4 * kRegisterSums * kLanesOf<float>}};
+      .multiply = multiply<float, Pairs>,
+      .pack = pack_pairs,
+      .peak = {multiply_and_add, 4 * kRegisterSums * kLanesOf<float>}};
   return kernels;
 }
 

@@ -498,6 +498,24 @@ double multiply_and_add(int64_t rounds) {
 template <typename T>
 constexpr RegisterLoop kPeak = {multiply_and_add<T>, 2 * kRegisterSums * Register<T>::kWidth};
 
+inline void copy_past_caches(char* to, const char* from, int64_t num_bytes) {
+#if defined(__SSE2__)
+  const auto* source = reinterpret_cast<const __m128i*>(from);
+  auto* target = reinterpret_cast<__m128i*>(to);
+  for (int64_t i = 0; i < num_bytes / 16; ++i) _mm_stream_si128(target + i, source[i]);
+  _mm_sfence();
+#elif defined(__aarch64__)
+  for (int64_t i = 0; i < num_bytes; i += 32) {
+    asm volatile("ldnp q0, q1, [%1]; stnp q0, q1, [%0]"
+                 :
+                 : "r"(to + i), "r"(from + i)
+                 : "v0", "v1", "memory");
+  }
+#else
+  std::memcpy(to, from, static_cast<size_t>(num_bytes));
+#endif
+}
+
 // Copies short runs here, since a call of memcpy takes longer than the copy.
 template <typename T>
 inline void copy_run(T* to, const T* from, int64_t n) {
@@ -558,6 +576,8 @@ inline Words multiply_words(const Words& a, const Words& b) {
 #elif defined(CPU_CAPABILITY_AVX2)
   return reinterpret_cast<Words>(
       _mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#elif defined(CPU_CAPABILITY_NEON)
+  return (Words)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
 #else
   constexpr uint64_t kLower = 0xFFFFFFFF;
   return (a & kLower) * (b & kLower);
@@ -712,6 +732,7 @@ struct TableMaker {
     table.multiply_stripes = multiply_stripes<T>;
     table.stripe_rows = kStripeRows;
     table.peak = kPeak<T>;
+    table.copy_past_caches = copy_past_caches;
     table.depthwise_row = depthwise_row<T>;
     table.random_mask = random_mask<T>;
     table.sgd = sgd<T>;

@@ -5,10 +5,6 @@
 
 #include <sys/mman.h>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -111,19 +107,6 @@ void copy_by_caches(char* to, const char* from, int64_t num_bytes) {
   std::memcpy(to, from, num_bytes);
 }
 
-// Other copies read a line of the target into the caches before they write it. That takes time
-// which is not needed if no cache has the target.
-void copy_past_caches(char* to, const char* from, int64_t num_bytes) {
-#if defined(__SSE2__)
-  const auto* source = reinterpret_cast<const __m128i*>(from);
-  auto* target = reinterpret_cast<__m128i*>(to);
-  for (int64_t i = 0; i < num_bytes / 16; ++i) _mm_stream_si128(target + i, source[i]);
-  _mm_sfence();
-#else
-  std::memcpy(to, from, num_bytes);
-#endif
-}
-
 }  // namespace
 
 double peak_flops(DType dtype, Isa isa, int threads) {
@@ -146,6 +129,9 @@ double copy_speed(int64_t num_bytes, int threads) {
     std::memset(from.get() + thread * part, 1, part);
     std::memset(to.get() + thread * part, 2, part);
   });
+  // Other copies read a line of the target into the caches before they write it. That takes time
+  // which is not needed if no cache has the target.
+  const auto copy_past_caches = kernels<float>(best_isa()).copy_past_caches;
   const auto seconds_of_copies = [&](auto copy) {
     return seconds_of_round(threads, [&](int64_t thread, int64_t rounds) {
       for (int64_t round = 0; round < rounds; ++round) {

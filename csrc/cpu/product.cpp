@@ -37,9 +37,10 @@ constexpr int64_t kFarRows = 4, kFarBytes = 1 << 16;
 // Numbers of the left factor that are copied for it at most.
 constexpr int64_t kMostCopied = 1 << 16;
 // For fewer than kFewColumns columns, packing a left factor that can be read in place does not pay.
-// From kManyColumns on it pays even if its rows do not evict each other from the cache.
+// From kManyColumns on it pays even if its rows do not evict each other from the cache, which they
+// do where their distance is a multiple of kEvictingBytes.
 constexpr int64_t kFewColumns = 128, kManyColumns = 384;
-constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kEvictingBytes = 4096;
 
 constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
 // So many multiplications take as long as reading a number that another thread has written.
@@ -373,9 +374,13 @@ class ProductKernel final : public Kernel {
             std::min(width, all.columns - j)};
   }
 
-  // How many terms of a sum a step adds, and how many a block has.
+  // How many terms of a sum a step adds, how many a block has, and how many steps some of them
+  // take.
   int64_t at_once() const { return pairs_ != nullptr ? 2 : 1; }
   int64_t most_at_once() const { return at_once() * kDepth; }
+  int64_t steps_of(int64_t depth) const {
+    return pairs_ != nullptr ? round_up(ceil_div(depth, 2), pairs_->pairs_at_once) : depth;
+  }
 
   // `left`: the block's rows of the left factor if they have been copied, else nullptr.
   void multiply_block(const Addresses& at, const Part& part, const Rectangle& block,
@@ -447,19 +452,20 @@ class ProductKernel final : public Kernel {
 
   // Whether the register kernel cannot read a left factor in place.
   bool needs_packing(const Matrix& left, int64_t k) const {
-    if (pairs_ != nullptr) return left.column != 1 || left.row % 2 != 0 || k % 2 != 0;
+    if (pairs_ != nullptr)
+      return left.column != 1 || left.row % 2 != 0 || k % (2 * pairs_->pairs_at_once) != 0;
     return left.dtype != kDType || (left.column != 1 && left.row != 1);
   }
 
   // Whether packing a left factor is faster than reading it in place, for so many columns of the
-  // result and sums of `k` terms. Rows whose distance is a multiple of a page evict each other from
-  // the first-level cache, and steps that are a page or more apart miss the TLB.
+  // result and sums of `k` terms. Rows at certain distances evict each other from the first-level
+  // cache, and steps that are so far apart or farther miss the TLB.
   bool is_worth_packing(const Matrix& left, int64_t rows, int64_t columns, int64_t k) const {
     if (columns < kFewColumns || rows < kernels_.product_rows) return false;
     const int64_t size = ir::size_bytes(left.dtype);
     const bool has_many = columns >= kManyColumns;
-    if (left.column == 1) return has_many || left.row * size % kPageBytes == 0;
-    return left.column * size >= kPageBytes && (has_many || k > kDepth);
+    if (left.column == 1) return has_many || left.row * size % kEvictingBytes == 0;
+    return left.column * size >= kEvictingBytes && (has_many || k > kDepth);
   }
 
   // Panels of columns of the right factor. Whole panels may be read in place; the columns that
@@ -482,7 +488,7 @@ class ProductKernel final : public Kernel {
 
   // `packs`: whole panels are packed into `memory` as well, instead of read in place.
   Panels panels_of(const Matrix& b, int64_t columns, int64_t depth, bool packs, T* memory) const {
-    const int64_t wide = kernels_.panel_width, steps = ceil_div(depth, at_once());
+    const int64_t wide = kernels_.panel_width, steps = steps_of(depth);
     Panels panels{.num_whole = columns / wide, .num_rest = columns % wide};
     panels.whole = packs ? memory : reinterpret_cast<const T*>(b.data);
     panels.row = packs ? wide : b.row;
@@ -502,7 +508,7 @@ class ProductKernel final : public Kernel {
   // Multiplies some rows of the left factor with all panels.
   void multiply_group(const Matrix& a, int64_t rows, int64_t depth, bool packs_left,
                       const Panels& panels, T* c, int64_t c_row, const Start& start) const {
-    const int64_t steps = ceil_div(depth, at_once()), tile = kernels_.product_rows;
+    const int64_t steps = steps_of(depth), tile = kernels_.product_rows;
     const T* left = reinterpret_cast<const T*>(a.data);
     if (packs_left) {
       T* packed = thread_memory<T, Use::kLeft>(round_up(rows, tile) * steps);
@@ -579,8 +585,7 @@ class ProductKernel final : public Kernel {
       const Matrix b = right_of(at, part, block, p, depth);
       const bool packs_left =
           needs_packing(a, part.k) || is_worth_packing(a, block.rows, block.columns, part.k);
-      T* packed =
-          thread_memory<T, Use::kRight>(packed_size(block.columns, ceil_div(depth, at_once())));
+      T* packed = thread_memory<T, Use::kRight>(packed_size(block.columns, steps_of(depth)));
       const Panels panels =
           panels_of(b, block.columns, depth, !is_few || !reads_in_place(b), packed);
       const bool leaves = !stays && p + depth == part.k;
@@ -627,7 +632,7 @@ class ProductKernel final : public Kernel {
                             .along = factor.column,
                             .count = count});
     }
-    const int64_t steps = ceil_div(depth, at_once());
+    const int64_t steps = steps_of(depth);
     for (int64_t i = 0; i < count; i += width, to += width * steps) {
       pack_panel(to, factor.from(i, 0), std::min(width, count - i), depth, width);
     }

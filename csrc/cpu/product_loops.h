@@ -11,6 +11,8 @@
 
 #if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_AVX2)
 #include <immintrin.h>
+#elif defined(CPU_CAPABILITY_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace torch_ort::cpu {
@@ -42,13 +44,37 @@ inline Vector<T> load_vector(const T* from) {
   return vector;
 }
 
+// The same for numbers of which each is used by itself. GCC would otherwise load one by one.
+template <typename T>
+inline Vector<T> load_lanes(const T* from) {
+#if defined(CPU_CAPABILITY_NEON)
+  if constexpr (std::is_same_v<T, float>) return vld1q_f32(from);
+  if constexpr (std::is_same_v<T, double>) return vld1q_f64(from);
+#endif
+  return load_vector(from);
+}
+
 template <typename T>
 inline void store_vector(T* to, const Vector<T>& vector) {
   std::memcpy(to, &vector, sizeof(vector));
 }
 
-// How many sums to keep in registers. The processor has 32 or 16, and factors need some.
-constexpr int kRegisterSums = Register<float>::kBytes == 64 ? 24 : 12;
+#if defined(CPU_CAPABILITY_AVX512) || defined(CPU_CAPABILITY_NEON)
+constexpr bool kHasManyRegisters = true;  // 32 for vectors, else 16
+#else
+constexpr bool kHasManyRegisters = false;
+#endif
+#if defined(CPU_CAPABILITY_NEON)
+// Whether an instruction multiplies a vector by one lane of another. Then numbers of the left
+// factor that stand side by side are loaded together. Elsewhere each is copied to all lanes as it
+// is loaded.
+constexpr bool kMultipliesByLane = true;
+#else
+constexpr bool kMultipliesByLane = false;
+#endif
+
+// How many sums to keep in registers. Factors need the others.
+constexpr int kRegisterSums = kHasManyRegisters ? 24 : 12;
 
 // Loads the first `count` numbers; the others are zero.
 template <typename T>
@@ -61,7 +87,10 @@ inline Vector<T> load_part(const T* from, int64_t count) {
   }
 #else
   Vector<T> vector{};
-  for (int64_t i = 0; i < count; ++i) vector[i] = from[i];
+#pragma GCC unroll 8
+  for (int i = 0; i < kLanesOf<T>; ++i) {
+    if (i < count) vector[i] = from[i];
+  }
   return vector;
 #endif
 }
@@ -84,13 +113,17 @@ inline void store_part(T* to, const Vector<T>& vector, int64_t count) {
     _mm256_maskstore_pd(to, _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), lanes), vector);
   }
 #else
-  for (int64_t i = 0; i < count; ++i) to[i] = vector[i];
+  // A subscript that the compiler does not know would keep the vector in memory.
+#pragma GCC unroll 8
+  for (int i = 0; i < kLanesOf<T>; ++i) {
+    if (i < count) to[i] = vector[i];
+  }
 #endif
 }
 
 // The rows of a tile. Their sums, two vectors wide, are in registers.
 template <typename T>
-constexpr int kProductRows = Register<T>::kBytes == 64 ? 12 : 6;
+constexpr int kProductRows = kRegisterSums / 2;
 
 // ---- packing
 
@@ -242,10 +275,14 @@ void pack(const Packing<T>& it) {
 // A step of the sums: adds a number of the left factor times a vector of the right one.
 template <typename T>
 struct Numbers {
+  static constexpr bool kTakesLanes = kMultipliesByLane;
   static Vector<T> add_product(const Vector<T>& sums, const T* left, const Vector<T>& right) {
+    return add_product(sums, *left, right);
+  }
+  static Vector<T> add_product(const Vector<T>& sums, T left, const Vector<T>& right) {
     // Subtracting a vector of zeros copies the number to all lanes. Compilers omit the subtraction,
     // which they could not do with an addition, since -0 + 0 is 0.
-    return sums + (*left - Vector<T>{}) * right;
+    return sums + (left - Vector<T>{}) * right;
   }
 };
 
@@ -257,6 +294,7 @@ constexpr int64_t kLongSum = 64;
 template <typename T, typename Step, int kVectors, int kRows, int kPackedRows>
 void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
   constexpr int width = kLanesOf<T>;
+  constexpr bool takes_lanes = Step::kTakesLanes && kPackedRows > 0;
   const int64_t a_row = kPackedRows > 0 ? 1 : it.a_row;
   const int64_t a_column = kPackedRows > 0 ? kPackedRows : it.a_column;
   const T* a = it.a + row * (kPackedRows > 0 ? it.k : it.a_row);
@@ -285,11 +323,17 @@ void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
     Vector<T> right[kVectors];
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) right[v] = load_vector(b + v * width);
+    Vector<T> left{};
 #pragma GCC unroll 12
     for (int i = 0; i < kRows; ++i) {
+      if (takes_lanes && i % width == 0) left = load_lanes(a + i);
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
-        sums[i][v] = Step::add_product(sums[i][v], a + i * a_row, right[v]);
+        if constexpr (takes_lanes) {
+          sums[i][v] = Step::add_product(sums[i][v], left[i % width], right[v]);
+        } else {
+          sums[i][v] = Step::add_product(sums[i][v], a + i * a_row, right[v]);
+        }
       }
     }
     a += a_column;

@@ -6,6 +6,7 @@ Nodes are written in ONNX's text; the sizes of a region are in its inputs.
 from __future__ import annotations
 
 import itertools
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
@@ -18,6 +19,8 @@ from torch_ort.engine import cuda
 
 # What regions are compiled for: instruction sets of the CPU, or the GPU alone (conftest.py).
 ISAS = _C.isa_names()
+# What there are kernels for, on such a processor.
+BUILT_ISAS = ["portable", *(["neon"] if platform.machine() == "aarch64" else ["avx2", "avx512"])]
 CUDA = "cuda"
 # A test of all that ISAS names, which -m cuda runs on a GPU.
 also_on_cuda = pytest.mark.also_on_cuda

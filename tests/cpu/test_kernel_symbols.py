@@ -11,12 +11,13 @@ import subprocess
 import pytest
 
 BUILD = pathlib.Path(__file__).parents[2] / "build"
-NAMESPACES = {"portable": "7DEFAULT", "avx2": "4AVX2", "avx512": "6AVX512"}
+NAMESPACES = {"portable": "7DEFAULT", "avx2": "4AVX2", "avx512": "6AVX512", "neon": "4NEON"}
 
 
 @pytest.mark.parametrize("isa", NAMESPACES)
 def test_objects_of_kernels_give_their_two_tables_alone(isa: str) -> None:
-    objects = list(BUILD.glob(f"cpython-*/**/kernels_{isa}.cpp.o"))
+    folder = "arm64/build" if isa == "neon" else "cpython-*"
+    objects = list(BUILD.glob(f"{folder}/**/kernels_{isa}.cpp.o"))
     if not objects or not shutil.which("nm"):
         pytest.skip("needs a build folder and nm")
     newest = max(objects, key=lambda path: path.stat().st_mtime)
@@ -25,6 +26,7 @@ def test_objects_of_kernels_give_their_two_tables_alone(isa: str) -> None:
     # Weak symbols are merged over all objects, whoever runs them. ATen's vectors are told apart by
     # the namespace of their instruction set.
     names = {line.split()[-1] for line in lines}
-    others = {name for name in names if not name.startswith(f"_ZN2at3vec{NAMESPACES[isa]}")}
+    of_vectors = tuple(f"{prefix}2at3vec{NAMESPACES[isa]}" for prefix in ("_ZN", "_ZZN"))
+    others = {name for name in names if not name.startswith(of_vectors)}
     tables = [f"{dtype}_kernels_{isa}" for dtype in ("double", "float")]
     assert others == {f"_ZN9torch_ort3cpu{len(name)}{name}Ev" for name in tables}

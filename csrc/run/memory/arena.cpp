@@ -22,6 +22,8 @@ namespace torch_ort::run {
 
 namespace {
 
+// The usual size on x86-64, and on aarch64 where pages have 4 KiB. Elsewhere the advice to use them
+// has no effect.
 constexpr int64_t kHugePage = int64_t{2} << 20;
 const int64_t kPage = sysconf(_SC_PAGESIZE);
 
