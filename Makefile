@@ -12,6 +12,7 @@
 #   WHEEL_TORCH     what else wheel-test tries the wheel beside: another build of the same PyTorch
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
 #   ASAN_TESTS, ASAN_CUDA_TESTS, TSAN_TESTS  what asan and tsan run
+#   ARM64_TESTS     what test-arm64 runs under qemu (default tests/cpu -k neon)
 #   COMPILERS       compilers that `compilers` tries: any names of g++ and clang++
 #   PYTEST_WORKERS  processes that run the tests (default 2; 0 for none but pytest itself)
 
@@ -39,6 +40,7 @@ ASAN_TESTS ?= tests/ir tests/passes tests/plan tests/cpu tests/run tests/fuzz/te
   tests/torch_ort/test_given_memory.py
 # The generator of CUDA's kernels and what runs them, on the test device.
 ASAN_CUDA_TESTS ?= tests/cuda_kernels
+ARM64_TESTS ?= tests/cpu -k neon
 # All that starts threads.
 TSAN_TESTS ?= tests/ortmodule/test_threads.py tests/ortmodule/test_call_guard.py \
   tests/functions/test_contexts.py tests/torch_ort/test_placed_results.py \
@@ -78,7 +80,8 @@ TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch
   libtorch_python.so libgomp.so.1
 
 .DELETE_ON_ERROR:
-.PHONY: help train test test-rest test-all test-torch test-other trial build wheel wheels wheel-test \
+.PHONY: help train test test-rest test-all test-torch test-other test-arm64 trial build wheel wheels \
+  wheel-arm64 wheel-test \
   bench fuzz soak style format asan tsan compilers clean FORCE
 
 help:
@@ -86,9 +89,11 @@ help:
 	@echo 'make test        run the tests (PYTEST_ARGS="-m slow" for the slow ones, "-m cuda" for those of CUDA)'
 	@echo 'make test-rest   run the tests that make test leaves out: other packages, processes, documents (test-all: all tests)'
 	@echo 'make test-torch  a tenth of them beside another PyTorch, in build/torch-* (TORCH_SPEC=torch==2.12.1)'
+	@echo 'make test-arm64  wheel-arm64, and the tests of its kernels under qemu (about an hour; ARM64_TESTS)'
 	@echo 'make build       build the extension, or what changed of it'
 	@echo 'make wheel       build dist/torch-*/*.whl, which carries libprotobuf'
 	@echo 'make wheels      build one for each Python of this machine that the PyTorch of TORCH_SPEC has a build for'
+	@echo 'make wheel-arm64 build one for aarch64, by a cross compiler and a Python under qemu (4 GB to download)'
 	@echo 'make wheel-test  try that wheel in an empty virtual environment'
 	@echo 'make bench       time products, optimizers, memory budgets, and training steps against other backends (BENCH_ARGS=--quick)'
 	@echo 'make fuzz        try new random files and programs; adds up in build/fuzz (FUZZ_ARGS="--seconds 60")'
@@ -189,6 +194,32 @@ wheel: $(TOOLS) $(ENV)/.torch_ort-dev
 wheels:
 	$(if $(filter torch==%,$(TORCH_SPEC)),,$(error TORCH_SPEC: got $(TORCH_SPEC), want torch==<version>))
 	$(BASE_PYTHON) cmake/wheels.py --torch $(TORCH_VERSION) --make $(MAKE)
+
+# An environment for aarch64, whose Python runs under qemu. It builds as any other does, but by a
+# cross compiler, so that nothing but Python is emulated.
+ARM64 := $(CURDIR)/build/arm64
+$(ARM64)/bin/python: cmake/arm64.py | $(ENV)/.torch_ort-dev
+	$(PYTHON) cmake/arm64.py --torch $(TORCH_VERSION) $(ARM64)
+
+wheel-arm64: $(ARM64)/bin/python $(TOOLS) $(ENV)/.torch_ort-dev
+	@echo 'building the wheel for aarch64 (some minutes where nothing has been built)'
+	@rm -rf build/wheels-arm64
+	@CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/arm64.cmake ARM64_ROOT=$(ARM64)/root $(LOCK) \
+	  $(PYTHON) cmake/progress.py --log build/wheel-arm64.log \
+	  $(ARM64)/bin/python -m pip --disable-pip-version-check -v wheel --no-build-isolation --no-deps \
+	  -C build-dir=build/arm64/build -w build/wheels-arm64 .
+	$(ENV)/bin/auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) \
+	  -w dist/torch-$(basename $(TORCH_VERSION)) build/wheels-arm64/*.whl
+
+# The tables of the kernels for NEON, and what stands in tests/arm64: training, and machine code. The
+# first run on a Neoverse N1, products of bfloat16 on a processor that multiplies these as well.
+test-arm64: wheel-arm64 $(ENV)/.torch_ort-test
+	$(ARM64)/bin/python -m pip --disable-pip-version-check -q install --no-deps --force-reinstall \
+	  dist/torch-$(basename $(TORCH_VERSION))/*_aarch64.whl
+	PYTHONSAFEPATH=1 $(ARM64)/bin/python -m pytest -p no:cacheprovider $(ARM64_TESTS)
+	PYTHONSAFEPATH=1 QEMU_CPU=max $(ARM64)/bin/python -m pytest -p no:cacheprovider \
+	  tests/cpu/test_product.py -k 'neon and bfloat16'
+	$(PYTHON) -m pytest tests/arm64 --run-slow
 
 wheel-test: wheel $(ENV)/.torch_ort-test
 	$(PYTHON) -m pytest tests/torch_ort/test_wheel.py -m slow

@@ -9,6 +9,7 @@ import torch as _torch
 
 from torch_ort import _build_info, _installed
 
+_installed.check_processor(_build_info.PROCESSOR)
 _installed.check_torch(
     _build_info.TORCH_VERSION, _torch.__version__, _build_info.CXX11_ABI,
     _torch.compiled_with_cxx11_abi(),

@@ -1,6 +1,7 @@
-"""Checks what is installed beside the extension: the torch of its build, and no other torch_ort."""
+"""Checks what the extension finds: the processor and the torch of its build, no other torch_ort."""
 
 import importlib.metadata
+import platform
 import warnings
 
 DISTRIBUTION = "torch-ort-engine"  # as in pyproject.toml
@@ -10,6 +11,21 @@ _REBUILD = (
     "rebuild with `pip install --no-build-isolation --force-reinstall --no-deps .` in its source "
     "folder"
 )
+
+
+def check_processor(built: str) -> None:
+    """Compare the kind of processor of the build, such as `aarch64`, with this one.
+
+    Must run before the extension is loaded, which Python would not find.
+
+    Raises ImportError with both kinds if they differ.
+    """
+    found = platform.machine()
+    if found != built:
+        raise ImportError(
+            f"torch_ort was built for {built} processors, but this one is {found}; {_REBUILD} "
+            "(there are kernels for x86_64 and aarch64)"
+        )
 
 
 def check_torch(built: str, found: str, built_abi: bool, found_abi: bool) -> None:

@@ -3,6 +3,7 @@
 import importlib.metadata
 import itertools
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -133,6 +134,17 @@ def test_another_torch_is_refused_in_words():
         _installed.check_torch("2.13.0", "2.13.0+cpu", True, False)
 
 
+def test_a_build_for_another_processor_is_refused(monkeypatch):
+    _installed.check_processor(platform.machine())
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(
+        ImportError,
+        match=r"built for x86_64 processors, but this one is riscv64; rebuild with .*"
+        r"\(there are kernels for x86_64 and aarch64\)$",
+    ):
+        _installed.check_processor("x86_64")
+
+
 FOUND = ["2.13.0", "2.13.0+cpu", "2.13.0+cu126", "2.13.0+cu128", "2.13.0+cu130", "2.13.1+cpu"]
 
 
@@ -144,9 +156,10 @@ def test_all_builds_of_a_minor_version_fit(built, found):
 
 def test_another_torch_is_refused_before_the_extension_is_loaded():
     result = run_python("""
-import sys, types
+import platform, sys, types
 fake = types.ModuleType("torch_ort._build_info")
 fake.VERSION, fake.TORCH_VERSION, fake.CXX11_ABI = "0.0.0", "1.0.0", True
+fake.PROCESSOR = platform.machine()
 sys.modules["torch_ort._build_info"] = fake
 try:
     import torch_ort

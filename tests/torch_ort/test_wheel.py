@@ -1,6 +1,7 @@
 """The wheel that `make wheel` leaves in dist, in an environment with nothing else in it."""
 
 import os
+import platform
 import subprocess
 import sys
 import venv
@@ -12,8 +13,8 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 MINOR = ".".join(torch.__version__.split(".")[:2])
-TAG = f"cp{sys.version_info.major}{sys.version_info.minor}"
-WHEELS = sorted((ROOT / "dist" / f"torch-{MINOR}").glob(f"torch_ort_engine-*-{TAG}-*.whl"))
+TAG = f"cp{sys.version_info.major}{sys.version_info.minor}-*_{platform.machine()}"
+WHEELS = sorted((ROOT / "dist" / f"torch-{MINOR}").glob(f"torch_ort_engine-*-{TAG}.whl"))
 
 pytestmark = [
     pytest.mark.slow,
