@@ -31,7 +31,8 @@ TOOLS = {
 OF_SYSTEM = ("python3", "libpython3-dev", "libprotobuf-dev", "libstdc++6", "libgomp1")
 OF_INDEX = (
     "expecttest", "hypothesis", "numpy", "onnx>=1.16", "onnxruntime", "pip", "pytest",
-    "pytest-timeout", "pytest-xdist", "rich", "scikit-build-core>=0.10", "setuptools", "typing_extensions",
+    "pytest-timeout", "pytest-xdist", "rich", "scikit-build-core>=0.10", "setuptools",
+    "typing_extensions",
 )  # fmt: skip
 GLIBCS = range(17, 37)  # of the platform tags that are taken: manylinux_2_17 and so on
 # What qemu does not show a process: a Neoverse N1. Libraries of PyTorch's build read these files.
