@@ -45,6 +45,7 @@ __all__ = [
     "counters",
     "empty_cache",
     "explain",
+    "load_onnx",
     "optim",
     "profile",
     "python_op",
@@ -69,6 +70,11 @@ def __getattr__(name: str) -> object:
         from torch_ort.functions.wrap import python_op
 
         return python_op
+    # These take long to import.
+    if name == "load_onnx":
+        from torch_ort.onnx.load import load_onnx
+
+        return load_onnx
     if name == "compile":
         from torch_ort import scripted
 

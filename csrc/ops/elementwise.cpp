@@ -171,7 +171,7 @@ std::vector<Type> infer_binary(const Node& node) {
 
 // In ONNX the quotient of integers is truncated, as in C.
 bool is_integer_division(const Node& node) {
-  return node.op.name == "Div" && is_integer(input(node, 0).type.dtype);
+  return node.op.name == "Div" && !is_float(input(node, 0).type.dtype);
 }
 
 void lower_binary(const Node& node, CallList& calls) {

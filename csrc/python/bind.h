@@ -29,6 +29,7 @@ void bind_cuda(pybind11::module_& module);
 void bind_peak(pybind11::module_& module);
 void bind_product(pybind11::module_& module);
 void bind_tuning(pybind11::module_& module);
+void bind_calls(pybind11::module_& module);
 void bind_capture(pybind11::module_& module);
 void bind_guard(pybind11::module_& module);
 void bind_torchscript(pybind11::module_& module);

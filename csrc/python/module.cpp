@@ -24,5 +24,6 @@ PYBIND11_MODULE(_C, module) {
   torch_ort::python::bind_torchscript(module);
   torch_ort::python::bind_files(module);
   torch_ort::python::bind_python_op(module);
+  torch_ort::python::bind_calls(module);
   torch_ort::python::bind_method(module);
 }

@@ -41,6 +41,7 @@ COMPILER = {
     },
     "optim": {"core", "engine"},
     "debug": {"core", "pytorch", "engine"},
+    "onnx": {"pytorch"},
     "reports": {"core", "pytorch", "engine", "functions", "dynamo", "backend"},
 }  # fmt: skip
 # Roads to the compiler other than torch.compile, which it knows nothing of.

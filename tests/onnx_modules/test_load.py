@@ -1,0 +1,364 @@
+"""Files that PyTorch exports, and graphs by hand, as modules: against onnxruntime, and trained
+beside the model that they come from.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from pathlib import Path
+
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+import torch
+from onnx import numpy_helper
+from torch import nn
+from torch.nn import functional as F
+
+import torch_ort
+from torch_ort import Unsupported, UserError
+from torch_ort.onnx.load import OnnxModule
+
+pytestmark = pytest.mark.ort_only
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 16)
+        self.inner = nn.Linear(16, 32)
+        self.norm = nn.LayerNorm(32)
+        self.head = nn.Linear(32, 50)
+
+    def forward(self, ids):
+        return self.head(self.norm(F.gelu(self.inner(self.embed(ids)))))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(16, 48)
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x):
+        heads = (*x.shape[:2], 2, 8)
+        query, key, value = (
+            part.reshape(heads).transpose(1, 2) for part in self.into(x).chunk(3, -1)
+        )
+        weights = (query @ key.transpose(-1, -2) / 8**0.5).softmax(-1)
+        return x + self.out((weights @ value).transpose(1, 2).flatten(2))
+
+
+def images() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+# The model, an input, and the dims of it that have names.
+MODELS = {
+    "tagger": (Tagger, lambda: torch.randint(0, 50, (3, 7)), {0: "batch", 1: "length"}),
+    "attention": (Attention, lambda: torch.randn(2, 5, 16), {0: "batch", 1: "length"}),
+    "images": (images, lambda: torch.randn(2, 3, 12, 14), {0: "batch"}),
+    "perceptron": (
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)),
+        lambda: torch.randn(4, 6),
+        {},
+    ),
+}
+
+
+def export(model: nn.Module, x: torch.Tensor, names: dict[int, str], opset: int) -> bytes:
+    """Export the model as it evaluates, with other numbers in all weights than PyTorch starts with.
+
+    The exporter makes one initializer of equal ones.
+    """
+    file = io.BytesIO()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+        torch.onnx.export(
+            model.eval(), (x,), file, dynamo=False, opset_version=opset, input_names=["x"],
+            output_names=["y"], dynamic_axes={"x": names}, do_constant_folding=False,
+        )  # fmt: skip
+    return file.getvalue()
+
+
+def by_onnxruntime(data: bytes, **inputs: torch.Tensor) -> torch.Tensor:
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {name: x.numpy() for name, x in inputs.items()})
+    return torch.from_numpy(result)
+
+
+def model_of(
+    nodes: str, header: str = "float[N, 3] x", domains: str = '"" : 20'
+) -> onnx.ModelProto:
+    """Parse a graph by hand; `first__weight` stands for `first.weight`, which is no word there."""
+    text = f"<ir_version: 10, opset_import: [{domains}]> net ({header}) => {nodes}"
+    model = onnx.parser.parse_model(text)
+    graph = model.graph
+    for named in (*graph.input, *graph.output, *graph.initializer):
+        named.name = named.name.replace("__", ".")
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [name.replace("__", ".") for name in names]
+    return model
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize("name", MODELS)
+def test_results_are_onnxruntimes(name, opset):
+    make, sample, names = MODELS[name]
+    data = export(make(), sample(), names, opset)
+    loaded = torch_ort.load_onnx(data)
+    for x in (sample(), *([torch.cat([sample()] * 2)] if names else [])):
+        torch.testing.assert_close(loaded(x), by_onnxruntime(data, x=x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("road", ["eager", "aot_eager", "ort", "ortmodule"])
+@pytest.mark.parametrize("name", MODELS)
+def test_trains_as_the_source_does(name, road):
+    make, sample, names = MODELS[name]
+    source, x = make(), sample()
+    loaded = torch_ort.load_onnx(export(source, x, names, 17))
+    assert len(list(loaded.parameters())) == len(list(source.parameters()))
+    if road == "ortmodule":
+        call = torch_ort.ORTModule(loaded)
+    else:
+        call = loaded if road == "eager" else torch.compile(loaded, backend=road)
+
+    def train(model: nn.Module, run) -> list[float]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        losses = []
+        for _ in range(20):
+            loss = run(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    losses = train(loaded, call)
+    assert losses == pytest.approx(train(source, source), rel=2e-4)
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close(loaded(x), source(x), rtol=1e-3, atol=1e-4)
+    if road in {"ort", "ortmodule"}:
+        assert torch_ort.counters()["fallbacks"] == 0
+        assert torch_ort.counters()["forward_runs"] == 20
+
+
+def test_a_copy_and_a_pickle_are_modules_of_their_own():
+    data = export(Tagger(), MODELS["tagger"][1](), {0: "batch", 1: "length"}, 17)
+    loaded, x = torch_ort.load_onnx(data, trainable="head.*"), torch.randint(0, 50, (2, 9))
+    want = loaded(x)
+    for other in (copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))):
+        torch.testing.assert_close(other(x), want, rtol=0, atol=0)
+        assert other.state_dict().keys() == loaded.state_dict().keys()
+        assert [n for n, _ in other.named_parameters()] == [n for n, _ in loaded.named_parameters()]
+        assert isinstance(other, OnnxModule)
+        assert other.onnx_names == loaded.onnx_names
+        with torch.no_grad():
+            other.get_parameter("head.bias").add_(1)
+    torch.testing.assert_close(loaded(x), want, rtol=0, atol=0)
+
+
+def test_frozen_weights_of_a_pickle_can_change():
+    loaded = torch_ort.load_onnx(model_of(TWO_LAYERS), trainable=False)
+    other = pickle.loads(pickle.dumps(loaded))
+    other.load_state_dict({**loaded.state_dict(), "second.bias": torch.tensor([5.0, 7.0])})
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(other(x) - loaded(x), torch.tensor([[4.0, 5.0]] * 2))
+
+
+def test_in_float64():
+    source = MODELS["attention"][0]()
+    x = torch.randn(2, 5, 16)
+    loaded = torch_ort.load_onnx(export(source, x, {0: "batch", 1: "length"}, 17)).double()
+    torch.testing.assert_close(loaded(x.double()), source.double()(x.double()), rtol=1e-5, atol=0)
+
+
+# ---- names, and what is trained
+
+TWO_LAYERS = """(float[N, 2] y)
+<float[3, 4] first__weight = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2},
+ float[4, 2] second__weight = {1, 2, 3, 4, 5, 6, 7, 8}, float[2] second__bias = {1, 2},
+ float factor = {2}, int64[2] shape = {-1, 2}> {
+  h = MatMul(x, first__weight)
+  scaled = Mul(h, factor)
+  g = Gemm(scaled, second__weight, second__bias)
+  y = Reshape(g, shape)
+}"""
+WEIGHTS = {"first.weight", "second.weight", "second.bias"}
+
+
+@pytest.mark.parametrize(
+    ("trainable", "want"),
+    [
+        (True, WEIGHTS),
+        (False, set()),
+        ("second.*", {"second.weight", "second.bias"}),
+        (["*.bias", "first.weight"], {"second.bias", "first.weight"}),
+        (lambda name, tensor: tensor.ndim == 2, {"first.weight", "second.weight"}),
+    ],
+    ids=["all", "none", "pattern", "patterns", "function"],
+)
+def test_what_is_trained(trainable, want):
+    loaded = torch_ort.load_onnx(model_of(TWO_LAYERS), trainable)
+    assert {name for name, _ in loaded.named_parameters()} == want
+    assert {name for name, _ in loaded.named_buffers() if "constant" not in name} >= WEIGHTS - want
+    assert loaded.state_dict().keys() == WEIGHTS
+    loaded(torch.ones(5, 3)).sum().backward() if want else loaded(torch.ones(5, 3))
+    assert all(parameter.grad is not None for parameter in loaded.parameters())
+
+
+def test_a_pattern_that_matches_nothing():
+    with pytest.raises(
+        UserError,
+        match=r"load_onnx: trainable: 'third\.\*' matches no weight; there are first\.weight, "
+        r"second\.bias, second\.weight$",
+    ):
+        torch_ort.load_onnx(model_of(TWO_LAYERS), ["first.*", "third.*"])
+
+
+def test_numbers_and_statistics_are_not_trained():
+    model = model_of("""(float[N, 3] y)
+    <float[3] scale = {1, 2, 3}, float[3] shift = {1, 1, 1}, float[3] mean = {0, 1, 0},
+     float[3] var = {1, 2, 1}, float factor = {0.5}> {
+      n = BatchNormalization(x, scale, shift, mean, var)
+      y = Mul(n, factor)
+    }""")
+    loaded = torch_ort.load_onnx(model)
+    assert {name for name, _ in loaded.named_parameters()} == {"scale", "shift"}
+    assert {"mean", "var"} <= {name for name, _ in loaded.named_buffers()}
+
+
+def test_names_that_modules_have_taken():
+    model = model_of("""(float[N, 3] y)
+    <float[3] forward = {1, 2, 3}, float[3] training = {1, 1, 1}, float[3] a__forward = {2, 2, 2}> {
+      h = Mul(x, forward)
+      g = Add(h, training)
+      y = Add(g, a__forward)
+    }""")
+    loaded = torch_ort.load_onnx(model)
+    assert loaded.onnx_names == {
+        "forward_": "forward", "training_": "training", "a.forward_": "a.forward",
+    }  # fmt: skip
+    torch.testing.assert_close(loaded(torch.ones(1, 3)), torch.tensor([[4.0, 5.0, 6.0]]))
+
+
+def test_names_that_collide():
+    model = model_of("""(float[N, 3] y) <float[3] a = {1, 2, 3}, float[3] a__b = {1, 1, 1}> {
+      h = Mul(x, a)
+      y = Add(h, a__b)
+    }""")
+    with pytest.raises(
+        UserError, match=r"initializer 'a\.b': another one needs the attribute 'a\.b' or a part of"
+    ):
+        torch_ort.load_onnx(model)
+
+
+def test_names_of_inputs_and_several_outputs():
+    model = model_of(
+        """(float[N, 3] total, float[N, 3] product) {
+          total = Add(in__1, class)
+          product = Mul(in__1, class)
+        }""",
+        "float[N, 3] in__1, float[N, 3] class",
+    )
+    loaded = torch_ort.load_onnx(model)
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    torch.testing.assert_close(loaded(in_1=x, input_class=y), (x + y, x * y), rtol=0, atol=0)
+    torch.testing.assert_close(loaded(x, y)[1], x * y, rtol=0, atol=0)
+
+
+# ---- sizes
+
+
+def test_sizes_that_are_computed():
+    model = model_of(
+        """(float[M, 2] y) <int64[1] last = {-1}, int64[1] zero = {0}, int64 one = {1},
+        int64[1] two = {2}> {
+          shape = Shape(x)
+          length = Gather(shape, one)
+          half = Div(length, two)
+          part = Slice(x, zero, half, last)
+          rest = Concat<axis = 0>(last, two)
+          y = Reshape(part, rest)
+        }""",
+        "float[N, L] x",
+    )
+    loaded = torch_ort.load_onnx(model)
+    for rows, length in ((2, 8), (3, 5), (4, 12)):
+        x = torch.randn(rows, length)
+        want = x[:, : length // 2].reshape(-1, 2)
+        torch.testing.assert_close(loaded(x), want, rtol=0, atol=0)
+
+
+def test_sizes_that_data_decides(tmp_path: Path):
+    options = {"save_onnx": True, "onnx_prefix": str(tmp_path / "m")}
+    with torch.no_grad():
+        torch.compile(lambda x: x[x > 0] * 2, backend="ort", options=options)(torch.randn(3, 4))
+    (path,) = tmp_path.glob("*_captured.onnx")
+    loaded = torch_ort.load_onnx(path)
+    for x in (torch.randn(3, 4), torch.ones(3, 4), -torch.ones(3, 4)):
+        torch.testing.assert_close(loaded(x), x[x > 0] * 2, rtol=0, atol=0)
+
+
+# ---- where models come from
+
+
+def test_a_path_with_external_data(tmp_path: Path):
+    model = model_of(TWO_LAYERS)
+    for each in model.graph.initializer:  # as bytes, which alone can stand elsewhere
+        each.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(each), each.name))
+    want = torch_ort.load_onnx(model)(torch.ones(2, 3))
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="net.data")
+    for given in (path, str(path)):
+        torch.testing.assert_close(torch_ort.load_onnx(given)(torch.ones(2, 3)), want)
+    (tmp_path / "net.data").unlink()
+    with pytest.raises(UserError, match=r"'net\.data'"):
+        torch_ort.load_onnx(path)
+
+
+def test_what_is_no_model(tmp_path: Path):
+    with pytest.raises(TypeError, match="load_onnx: model: got int, want a path, bytes or a Model"):
+        torch_ort.load_onnx(3)
+    with pytest.raises(UserError, match="onnx"):
+        torch_ort.load_onnx(b"no model")
+    with pytest.raises(FileNotFoundError):
+        torch_ort.load_onnx(tmp_path / "none.onnx")
+
+
+def test_what_cannot_be_loaded():
+    branch = model_of(
+        """(float[N, 3] y) {
+          y = If (which) <then_branch = t () => (float[N, 3] a) { a = Neg(x) },
+                          else_branch = e () => (float[N, 3] b) { b = Abs(x) }>
+        }""",
+        "bool which, float[N, 3] x",
+    )
+    with pytest.raises(
+        Unsupported, match=r"load_onnx: torch_ort\.If .*no operators of PyTorch do it"
+    ):
+        torch_ort.load_onnx(branch)
+    private = model_of("(float[N, 3] y) { y = mine.Twice(x) }", domains='"" : 20, "mine" : 1')
+    with pytest.raises((Unsupported, UserError), match=r"mine\.Twice"):
+        torch_ort.load_onnx(private)
+
+
+def test_a_training_graph_is_refused(tmp_path: Path):
+    prefix = str(tmp_path / "m")
+    options = {"save_onnx": True, "onnx_prefix": prefix}
+    model = torch.compile(nn.Linear(3, 2), backend="ort", options=options)
+    model(torch.randn(4, 3)).sum().backward()
+    (path,) = tmp_path.glob("*_captured.onnx")
+    with pytest.raises(Unsupported, match="training graph"):
+        torch_ort.load_onnx(path)

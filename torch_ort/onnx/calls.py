@@ -1,0 +1,205 @@
+"""Writes the calls that compute an ONNX graph as a graph of torch.fx."""
+
+from __future__ import annotations
+
+import keyword
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torch_ort import _C
+from torch_ort.pytorch import graph_compat
+
+# An integer, ("symbol", name), or (operation, dim, dim): csrc/python/bind_calls.cpp.
+Dim = int | tuple[Any, ...]
+
+_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "min": torch.sym_min,
+    "max": torch.sym_max,
+}
+# Kinds of arguments that calls give by PyTorch's names.
+_NAMED = (torch.dtype, torch.layout, torch.memory_format)
+
+
+# The engine calls the CPU's own operator. PyTorch chooses that one of the device by this name.
+_ATTENTION_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+_ATTENTION = "scaled_dot_product_attention"
+
+
+def _attention_arguments(
+    query: Any, key: Any, value: Any, dropout: Any = 0.0, is_causal: Any = False,
+    mask: Any = None, scale: Any = None,
+) -> list[Any]:  # fmt: skip
+    return [query, key, value, mask, dropout, is_causal, scale]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What computes a graph. Values have numbers."""
+
+    inputs: list[tuple[int, str, str, list[Dim] | None]]  # number, name, dtype, dims
+    outputs: list[int]
+    initializers: dict[int, str]
+    tensors: dict[int, torch.Tensor]  # of initializers and constants
+    calls: list[tuple[str, str, list[Any], list[int | None], str, str]]
+    dims: dict[int, list[Dim]]  # of the values that have sizes with symbols
+
+    @classmethod
+    def of(cls, graph: _C.Graph) -> Program:
+        """Ask the engine for the calls. Raises Unsupported and UserError, as `load_onnx` does."""
+        found = _C.calls_of(graph)
+        tensors = {number: _tensor(*data) for number, *data in found["constants"]}
+        initializers = {number: name for number, name, *_ in found["initializers"]}
+        for number, name in initializers.items():
+            if number not in tensors:
+                raise _C.UserError(f"load_onnx: initializer '{name}': got no data")
+        return cls(
+            found["inputs"], [number for number, *_ in found["outputs"]], initializers, tensors,
+            found["calls"], found["dims"],
+        )  # fmt: skip
+
+
+def _tensor(dtype: str, sizes: list[int], data: bytes) -> torch.Tensor:
+    if not data:
+        return torch.empty(sizes, dtype=getattr(torch, dtype))
+    return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(sizes)
+
+
+def write_graph(program: Program, paths: Mapping[int, str]) -> fx.Graph:
+    """Write a graph whose tensors are attributes of its module, by the paths of their numbers.
+
+    Raises Unsupported for calls that are not of PyTorch's own operators, and for sizes that no
+    input has.
+    """
+    return _Writer(program, paths).graph
+
+
+class Tracer(fx.Tracer):
+    """Traces a module when it is unpickled: what is read of a buffer is no constant."""
+
+    proxy_buffer_attributes = True
+
+
+class _Writer:
+    def __init__(self, program: Program, paths: Mapping[int, str]) -> None:
+        self.graph = fx.Graph(tracer_cls=Tracer)
+        self._program = program
+        self._paths = paths
+        self._values: dict[int, fx.Node] = {}
+        self._symbols: dict[str, fx.Node] = {}
+        self._devices: fx.Node | None = None
+        taken: set[str] = set()
+        for number, name, _, _ in program.inputs:
+            self._values[number] = self.graph.placeholder(_identifier(name, taken))
+        for number, _, _, dims in program.inputs:
+            self._bind_symbols(number, dims or [])
+        for call in program.calls:
+            self._write(*call)
+        outputs = [self._value(number) for number in program.outputs]
+        self.graph.output(outputs[0] if len(outputs) == 1 else tuple(outputs))
+        self.graph.eliminate_dead_code()
+        self.graph.lint()
+
+    def _bind_symbols(self, number: int, dims: list[Dim]) -> None:
+        for place, dim in enumerate(dims):
+            if isinstance(dim, tuple) and dim[0] == "symbol" and dim[1] not in self._symbols:
+                self._symbols[dim[1]] = self.graph.call_function(
+                    torch.ops.aten.sym_size.int, (self._values[number], place)
+                )
+
+    def _value(self, number: int) -> fx.Node:
+        if number not in self._values:
+            self._values[number] = self.graph.get_attr(self._paths[number])
+        return self._values[number]
+
+    def _size(self, dim: Dim) -> Any:
+        if isinstance(dim, int):
+            return dim
+        if dim[0] == "symbol":
+            if dim[1] not in self._symbols:
+                raise _C.Unsupported(f"load_onnx: size '{dim[1]}': no input has it")
+            return self._symbols[dim[1]]
+        operation, left, right = dim
+        return self.graph.call_function(
+            _OPERATIONS[operation], (self._size(left), self._size(right))
+        )
+
+    def _argument(self, given: Any, kind: str) -> Any:
+        match given:
+            case ("value", number):
+                return self._value(number)
+            case ("size", dim):
+                return self._size(dim)
+            case list():
+                return [self._argument(each, kind) for each in given]
+            case str() if kind == "device" and given == "cpu":
+                return self._device()
+            case str() if isinstance(getattr(torch, given, None), _NAMED):
+                return getattr(torch, given)
+        return given
+
+    def _device(self) -> Any:
+        """Write the device of the model: that of its first tensor."""
+        if self._devices is None:
+            numbers = [number for number, *_ in self._program.inputs] or list(self._paths)
+            if not numbers:
+                return "cpu"
+            self._devices = self.graph.call_function(getattr, (self._value(numbers[0]), "device"))
+        return self._devices
+
+    def _write(
+        self, name: str, overload: str, args: list[Any], outputs: list[int | None], op: str,
+        node: str,
+    ) -> None:  # fmt: skip
+        namespace, _, short = name.partition("::")
+        if namespace != "aten":
+            raise _C.Unsupported(f"load_onnx: {op} (node '{node}'): no operators of PyTorch do it")
+        if short == _ATTENTION_ON_CPU:
+            short, args = _ATTENTION, _attention_arguments(*args)
+            outputs = outputs[:1]
+        function = getattr(getattr(torch.ops.aten, short), overload or "default")
+        schema = graph_compat.schema(function)
+        written = [
+            self._argument(given, argument.name)
+            for given, argument in zip(args, schema.arguments, strict=False)
+        ]
+        positional = sum(not argument.kwarg_only for argument in schema.arguments)
+        named = {
+            argument.name: given
+            for given, argument in zip(
+                written[positional:], schema.arguments[positional:], strict=False
+            )
+        }
+        result = self.graph.call_function(function, tuple(written[:positional]), named)
+        is_one = len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.TensorType)
+        for place, number in enumerate(outputs):
+            if number is None:
+                continue
+            self._values[number] = (
+                result if is_one else self.graph.call_function(operator.getitem, (result, place))
+            )
+            self._bind_symbols(number, self._program.dims.get(number, []))
+
+
+def _identifier(name: str, taken: set[str]) -> str:
+    """Give a name of a parameter of forward, like that of an input and unlike all others."""
+    base = re.sub(r"\W", "_", name)
+    if not base or base[0].isdigit() or keyword.iskeyword(base) or base == "self":
+        base = f"input_{base}"
+    found, count = base, 1
+    while found in taken:
+        count += 1
+        found = f"{base}_{count}"
+    taken.add(found)
+    return found

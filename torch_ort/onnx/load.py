@@ -1,0 +1,181 @@
+"""Reads an ONNX file as a module that can be trained."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from torch_ort import _C
+from torch_ort.onnx.calls import Program, write_graph
+
+Trainable = bool | str | Iterable[str] | Callable[[str, torch.Tensor], bool]
+
+# Inputs that are statistics and no weights, by operator and position.
+_STATISTICS = {"BatchNormalization": (3, 4)}
+
+
+class OnnxModule(fx.GraphModule):
+    """A model that `load_onnx` has read.
+
+    Attributes:
+        onnx_names: The names of initializers in the file, by their names in `state_dict`.
+    """
+
+    onnx_names: dict[str, str]
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, names: Mapping[str, str] | None = None):
+        """Take of `root` what the graph reads. torch.fx, which copies modules, gives no names."""
+        super().__init__(root, graph, "OnnxModule")
+        kept = self.state_dict()
+        self.onnx_names = {path: name for path, name in (names or {}).items() if path in kept}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModule:
+        """Copy the names, too, of which torch.fx does not know."""
+        copied = super().__deepcopy__(memo)
+        copied.onnx_names = dict(self.onnx_names)
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as torch.fx does, which makes a GraphModule of it, and the names."""
+        return _unpickle, (super().__reduce__(), self.onnx_names)
+
+
+def _unpickle(reduced: tuple[Any, ...], names: dict[str, str]) -> OnnxModule:
+    make, arguments = reduced
+    module = make(*arguments)
+    return OnnxModule(module, module.graph, names)
+
+
+def load_onnx(
+    model: str | os.PathLike[str] | bytes | Any, trainable: Trainable = True
+) -> OnnxModule:
+    """Read an ONNX model of inference as a module, to be trained further or to be run.
+
+    The module is an ordinary one, and calls PyTorch's operators: eager PyTorch runs it,
+    `torch.compile` and `ORTModule` take it whole, it can be copied, pickled, cast and moved. Its
+    forward takes the inputs of the model, by position or by name, and returns its output, or a
+    tuple of several. Sizes that the model names are those of the inputs of each call.
+
+    Initializers of floating point with at least one dim are parameters if they are trainable, and
+    all others are buffers. A name with dots becomes a parameter of submodules, as PyTorch's
+    exporters name them, so that `state_dict` has the names of the file. Where an attribute cannot
+    have the name, it is another one: `module.onnx_names` has the names in the file by those in
+    `state_dict`. Initializers that nothing reads as a tensor, such as sizes and single numbers, are
+    no attributes. The file decides whether dropout
+    drops and which statistics a batch norm uses; `train()` and `eval()` change nothing.
+
+    Args:
+        model: A path, the bytes of a file, or a `ModelProto` of the onnx package. External data is
+            read from the folder of the path; bytes and protos have none.
+        trainable: All weights (True), none (False), those whose name matches one of some patterns
+            (as in file names: `"encoder.*"`), or those of which a function of name and tensor says
+            so. Running statistics of batch norms are never parameters.
+
+    Raises:
+        UserError: The file is damaged or wrong, its data is missing, a pattern matches no weight,
+            or two initializers need one name.
+        Unsupported: An operator has no calls that compute it, or the graph is a training graph.
+        OSError: The file cannot be read.
+    """
+    graph = _read(model)
+    program = Program.of(graph)
+    weights = _weights(graph, program)
+    chosen = _chosen(trainable, weights)
+    root = nn.Module()
+    paths: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for number, name in program.initializers.items():
+        path = _attribute_path(name)
+        tensor = program.tensors[number]
+        _register(root, path, nn.Parameter(tensor) if name in chosen else tensor, name)
+        paths[number] = path
+        names[path] = name
+    for number in program.tensors.keys() - program.initializers.keys():
+        paths[number] = f"constant_{number}"
+        root.register_buffer(paths[number], program.tensors[number], persistent=False)
+    return OnnxModule(root, write_graph(program, paths), names)
+
+
+def _read(model: Any) -> _C.Graph:
+    if isinstance(model, bytes):
+        return _C.Graph.from_onnx(model)
+    if isinstance(model, str | os.PathLike):
+        path = Path(model)
+        return _C.Graph.from_onnx(path.read_bytes(), directory=str(path.parent))
+    if hasattr(model, "SerializeToString"):
+        return _C.Graph.from_onnx(model.SerializeToString())
+    raise TypeError(
+        f"load_onnx: model: got {type(model).__name__}, want a path, bytes or a ModelProto"
+    )
+
+
+def _weights(graph: _C.Graph, program: Program) -> dict[str, torch.Tensor]:
+    """Give the initializers that can be parameters."""
+    statistics = {
+        node["inputs"][i]
+        for node in graph.nodes()
+        for i in _STATISTICS.get(node["op"], ())
+        if i < len(node["inputs"]) and not node["domain"]
+    }
+    tensors = {name: program.tensors[number] for number, name in program.initializers.items()}
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and tensor.ndim > 0 and name not in statistics
+    }
+
+
+def _chosen(trainable: Trainable, weights: dict[str, torch.Tensor]) -> set[str]:
+    if isinstance(trainable, bool):
+        return set(weights) if trainable else set()
+    if callable(trainable):
+        return {name for name, tensor in weights.items() if trainable(name, tensor)}
+    chosen: set[str] = set()
+    for pattern in [trainable] if isinstance(trainable, str) else trainable:
+        matching = fnmatch.filter(weights, pattern)
+        if not matching:
+            raise _C.UserError(
+                f"load_onnx: trainable: '{pattern}' matches no weight; there are "
+                f"{', '.join(sorted(weights)) or 'none'}"
+            )
+        chosen.update(matching)
+    return chosen
+
+
+def _attribute_path(name: str) -> str:
+    """Give the path of a new attribute: the name, where modules have no attributes of its parts."""
+    parts = [part or "_" for part in name.split(".")]
+    return ".".join(f"{part}_" if part in _TAKEN else part for part in parts)
+
+
+# Attributes that each module has of its own.
+_TAKEN = frozenset(dir(fx.GraphModule(nn.Module(), fx.Graph())))
+
+
+def _register(root: nn.Module, path: str, tensor: torch.Tensor, name: str) -> None:
+    *parents, last = path.split(".")
+    module = root
+    for parent in parents:
+        if parent not in module._modules:
+            if hasattr(module, parent):
+                raise _collision(name, path)
+            module.add_module(parent, nn.Module())
+        module = module.get_submodule(parent)
+    if hasattr(module, last):
+        raise _collision(name, path)
+    if isinstance(tensor, nn.Parameter):
+        module.register_parameter(last, tensor)
+    else:
+        module.register_buffer(last, tensor)
+
+
+def _collision(name: str, path: str) -> _C.UserError:
+    return _C.UserError(
+        f"load_onnx: initializer '{name}': another one needs the attribute '{path}' or a part of it"
+    )
