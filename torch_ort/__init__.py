@@ -45,6 +45,7 @@ __all__ = [
     "counters",
     "empty_cache",
     "explain",
+    "export_onnx",
     "load_onnx",
     "optim",
     "profile",
@@ -75,6 +76,10 @@ def __getattr__(name: str) -> object:
         from torch_ort.onnx.load import load_onnx
 
         return load_onnx
+    if name == "export_onnx":
+        from torch_ort.onnx.save import export_onnx
+
+        return export_onnx
     if name == "compile":
         from torch_ort import scripted
 

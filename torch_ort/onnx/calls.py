@@ -50,8 +50,8 @@ class Program:
 
     inputs: list[tuple[int, str, str, list[Dim] | None]]  # number, name, dtype, dims
     outputs: list[int]
-    initializers: dict[int, str]
-    tensors: dict[int, torch.Tensor]  # of initializers and constants
+    initializers: dict[int, str]  # those of the file
+    tensors: dict[int, torch.Tensor]  # of initializers, and of constants of the calls
     calls: list[tuple[str, str, list[Any], list[int | None], str, str]]
     dims: dict[int, list[Dim]]  # of the values that have sizes with symbols
 
@@ -59,8 +59,11 @@ class Program:
     def of(cls, graph: _C.Graph) -> Program:
         """Ask the engine for the calls. Raises Unsupported and UserError, as `load_onnx` does."""
         found = _C.calls_of(graph)
+        of_file = set(graph.initializer_names)
         tensors = {number: _tensor(*data) for number, *data in found["constants"]}
-        initializers = {number: name for number, name, *_ in found["initializers"]}
+        initializers = {
+            number: name for number, name, *_ in found["initializers"] if name in of_file
+        }
         for number, name in initializers.items():
             if number not in tensors:
                 raise _C.UserError(f"load_onnx: initializer '{name}': got no data")

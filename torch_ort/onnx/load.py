@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import fx, nn
 
 from torch_ort import _C
 from torch_ort.onnx.calls import Program, write_graph
+from torch_ort.onnx.weights import without_weights
 
 Trainable = bool | str | Iterable[str] | Callable[[str, torch.Tensor], bool]
 
@@ -25,9 +27,11 @@ class OnnxModule(fx.GraphModule):
 
     Attributes:
         onnx_names: The names of initializers in the file, by their names in `state_dict`.
+        onnx_file: The file without the data of these initializers, for `export_onnx`.
     """
 
     onnx_names: dict[str, str]
+    onnx_file: bytes
 
     def __init__(self, root: nn.Module, graph: fx.Graph, names: Mapping[str, str] | None = None):
         """Take of `root` what the graph reads. torch.fx, which copies modules, gives no names."""
@@ -36,20 +40,23 @@ class OnnxModule(fx.GraphModule):
         self.onnx_names = {path: name for path, name in (names or {}).items() if path in kept}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModule:
-        """Copy the names, too, of which torch.fx does not know."""
+        """Copy also what torch.fx does not know of."""
         copied = super().__deepcopy__(memo)
         copied.onnx_names = dict(self.onnx_names)
+        copied.onnx_file = self.onnx_file
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as torch.fx does, which makes a GraphModule of it, and the names."""
-        return _unpickle, (super().__reduce__(), self.onnx_names)
+        """Pickle as torch.fx does, which makes a GraphModule of it, and the rest."""
+        return _unpickle, (super().__reduce__(), self.onnx_names, self.onnx_file)
 
 
-def _unpickle(reduced: tuple[Any, ...], names: dict[str, str]) -> OnnxModule:
+def _unpickle(reduced: tuple[Any, ...], names: dict[str, str], file: bytes) -> OnnxModule:
     make, arguments = reduced
     module = make(*arguments)
-    return OnnxModule(module, module.graph, names)
+    unpickled = OnnxModule(module, module.graph, names)
+    unpickled.onnx_file = file
+    return unpickled
 
 
 def load_onnx(
@@ -83,7 +90,7 @@ def load_onnx(
         Unsupported: An operator has no calls that compute it, or the graph is a training graph.
         OSError: The file cannot be read.
     """
-    graph = _read(model)
+    graph, file = _read(model)
     program = Program.of(graph)
     weights = _weights(graph, program)
     chosen = _chosen(trainable, weights)
@@ -99,20 +106,27 @@ def load_onnx(
     for number in program.tensors.keys() - program.initializers.keys():
         paths[number] = f"constant_{number}"
         root.register_buffer(paths[number], program.tensors[number], persistent=False)
-    return OnnxModule(root, write_graph(program, paths), names)
+    module = OnnxModule(root, write_graph(program, paths), names)
+    module.onnx_file = without_weights(file, set(module.onnx_names.values()))
+    return module
 
 
-def _read(model: Any) -> _C.Graph:
+def _read(model: Any) -> tuple[_C.Graph, onnx.ModelProto]:
+    """Read the graph, and the file without its external data."""
     if isinstance(model, bytes):
-        return _C.Graph.from_onnx(model)
-    if isinstance(model, str | os.PathLike):
+        data, folder = model, ""
+    elif isinstance(model, str | os.PathLike):
         path = Path(model)
-        return _C.Graph.from_onnx(path.read_bytes(), directory=str(path.parent))
-    if hasattr(model, "SerializeToString"):
-        return _C.Graph.from_onnx(model.SerializeToString())
-    raise TypeError(
-        f"load_onnx: model: got {type(model).__name__}, want a path, bytes or a ModelProto"
-    )
+        data, folder = path.read_bytes(), str(path.parent)
+    elif hasattr(model, "SerializeToString"):
+        data, folder = model.SerializeToString(), ""
+    else:
+        raise TypeError(
+            f"load_onnx: model: got {type(model).__name__}, want a path, bytes or a ModelProto"
+        )
+    # The engine says in words what is wrong with a file, so it reads it first.
+    graph = _C.Graph.from_onnx(data, directory=folder)
+    return graph, onnx.load_model_from_string(data)
 
 
 def _weights(graph: _C.Graph, program: Program) -> dict[str, torch.Tensor]:

@@ -1,0 +1,62 @@
+"""The data of initializers, taken out of a file and put back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx
+import torch
+
+from torch_ort import _C
+
+# The fields of a TensorProto that are data; a file may have it in any of them.
+_DATA = (
+    "raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data",
+    "uint64_data", "external_data",
+)  # fmt: skip
+
+
+def without_weights(file: onnx.ModelProto, names: Collection[str]) -> bytes:
+    """Write the file without the data of some initializers. It stays said which were external."""
+    stripped = onnx.ModelProto()
+    stripped.CopyFrom(file)
+    for tensor in stripped.graph.initializer:
+        if tensor.name in names:
+            for field in _DATA:
+                tensor.ClearField(field)
+    return stripped.SerializeToString()
+
+
+def with_weights(file: bytes, tensors: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
+    """Read a file of `without_weights`, with the data of tensors in the dtypes of the file.
+
+    Raises UserError if a tensor is missing, or has other sizes than in the file.
+    """
+    model = onnx.load_model_from_string(file)
+    for initializer in model.graph.initializer:
+        if any(getattr(initializer, field) for field in _DATA):
+            continue
+        sizes = list(initializer.dims)
+        given = tensors.get(initializer.name)
+        if given is None and 0 in sizes:
+            continue
+        if given is None or list(given.shape) != sizes:
+            got = "none" if given is None else list(given.shape)
+            raise _C.UserError(
+                f"export_onnx: sizes of '{initializer.name}': got {got}, want {sizes}"
+            )
+        initializer.raw_data = _bytes(given, initializer.data_type)
+    return model
+
+
+def _bytes(tensor: torch.Tensor, data_type: int) -> bytes:
+    dtype = getattr(torch, _NAMES[data_type])
+    row_major = tensor.detach().to("cpu", dtype).contiguous()
+    return row_major.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+# PyTorch's names of the types that differ from those of ONNX in lower case.
+_OTHERS = {"FLOAT": "float32", "DOUBLE": "float64"}
+_NAMES = {
+    number: _OTHERS.get(name, name.lower()) for name, number in onnx.TensorProto.DataType.items()
+}
