@@ -184,4 +184,9 @@ def test_tensors_without_data_run_in_eager(is_first, monkeypatch):
         assert result.shape == (5, 3)
     torch.testing.assert_close(compiled(x), model(x))
     counters = torch_ort.counters()
-    assert (counters["fallbacks"], counters["forward_runs"]) == (1, 1 if is_first else 2)
+    # Dynamo sometimes captures such a graph twice, "unexpectedly", as it says itself.
+    num_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert 2 <= num_graphs <= 3
+    assert (counters["fallbacks"], counters["forward_runs"]) == (
+        num_graphs - 1, 1 if is_first else 2,
+    )  # fmt: skip
