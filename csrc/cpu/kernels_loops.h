@@ -101,6 +101,19 @@ inline Vec<T> truth(const Vec<T>& x) {
   return x.ne(Vec<T>(T(0)));
 }
 
+// -0.0 is kept, as in PyTorch.
+template <typename T>
+inline Vec<T> relu(const Vec<T>& x) {
+  const Vec<T> zero(T(0));
+#if defined(__aarch64__)
+  // Of two zeros, NEON's maximum is the positive one.
+  return Vec<T>::blendv(x, zero, x < zero);
+#else
+  // The maximum of two equal zeros is the second one.
+  return at::vec::maximum(zero, x);
+#endif
+}
+
 constexpr double kSqrtHalf = 0.70710678118654752440;
 constexpr double kSqrtTwoOverPi = 0.79788456080286535588;
 constexpr double kInverseSqrtTwoPi = 0.39894228040143267794;
@@ -155,8 +168,7 @@ TORCH_ORT_UNARY(Reciprocal, one<T>() / x)
 TORCH_ORT_UNARY(Tanh, x.tanh())
 TORCH_ORT_UNARY(Erf, erf(x))
 TORCH_ORT_UNARY(Sigmoid, sigmoid(x))
-// maximum returns the second of two equal zeros, so -0.0 is kept, as in PyTorch.
-TORCH_ORT_UNARY(Relu, at::vec::maximum(Vec<T>(T(0)), x))
+TORCH_ORT_UNARY(Relu, relu(x))
 TORCH_ORT_UNARY(Floor, x.floor())
 TORCH_ORT_UNARY(Ceil, x.ceil())
 TORCH_ORT_UNARY(Round, x.round())
@@ -238,22 +250,37 @@ TORCH_ORT_TERNARY(ThresholdGrad, Vec<T>::blendv(x, Vec<T>(T(0)), y <= z))
 #undef TORCH_ORT_BINARY
 #undef TORCH_ORT_TERNARY
 
-// Uses four partial results, so that consecutive steps do not depend on each other.
+// The results of the first kCount vectors, of a power of two of them, in pairs.
+template <int kCount, typename T, typename Combine>
+inline Vec<T> combined(const Vec<T>* vectors, Combine combine) {
+  if constexpr (kCount == 1) {
+    return vectors[0];
+  } else {
+    return combine(combined<kCount / 2, T>(vectors, combine),
+                   combined<kCount / 2, T>(vectors + kCount / 2, combine));
+  }
+}
+
+// Uses several partial results, so that consecutive steps do not depend on each other, and that a
+// sum of many numbers is one of shorter sums.
 template <typename T, typename Combine>
 inline T reduce(const T* a, int64_t n, T start, Combine combine) {
   constexpr int64_t width = Vec<T>::size();
-  Vec<T> partial[4] = {Vec<T>(start), Vec<T>(start), Vec<T>(start), Vec<T>(start)};
+  constexpr int partials = sizeof(Vec<T>) <= 16 ? 8 : 4;
+  Vec<T> partial[partials];
+  for (Vec<T>& each : partial) each = Vec<T>(start);
   int64_t i = 0;
-  for (; i + 4 * width <= n; i += 4 * width) {
-    for (int k = 0; k < 4; ++k) partial[k] = combine(partial[k], Vec<T>::loadu(a + i + k * width));
+  for (; i + partials * width <= n; i += partials * width) {
+    for (int k = 0; k < partials; ++k) {
+      partial[k] = combine(partial[k], Vec<T>::loadu(a + i + k * width));
+    }
   }
   for (; i + width <= n; i += width) partial[0] = combine(partial[0], Vec<T>::loadu(a + i));
   if (i < n) {
     const Vec<T> rest = Vec<T>::set(Vec<T>(start), Vec<T>::loadu(a + i, n - i), n - i);
     partial[1] = combine(partial[1], rest);
   }
-  partial[0] = combine(combine(partial[0], partial[1]), combine(partial[2], partial[3]));
-  return at::vec::vec_reduce_all<T>(combine, partial[0]);
+  return at::vec::vec_reduce_all<T>(combine, combined<partials, T>(partial, combine));
 }
 
 template <typename T>

