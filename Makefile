@@ -12,7 +12,7 @@
 #   WHEEL_TORCH     what else wheel-test tries the wheel beside: another build of the same PyTorch
 #   FUZZ            the tools of tests/fuzz that fuzz runs, each with FUZZ_ARGS (--seconds, --count)
 #   ASAN_TESTS, ASAN_CUDA_TESTS, TSAN_TESTS  what asan and tsan run
-#   ARM64_TESTS     what test-arm64 runs under qemu (default tests/cpu -k neon)
+#   ARM64_TESTS     what test-arm64 runs under qemu (default: the kernels for NEON)
 #   COMPILERS       compilers that `compilers` tries: any names of g++ and clang++
 #   PYTEST_WORKERS  processes that run the tests (default 2; 0 for none but pytest itself)
 
@@ -40,7 +40,7 @@ ASAN_TESTS ?= tests/ir tests/passes tests/plan tests/cpu tests/run tests/fuzz/te
   tests/torch_ort/test_given_memory.py
 # The generator of CUDA's kernels and what runs them, on the test device.
 ASAN_CUDA_TESTS ?= tests/cuda_kernels
-ARM64_TESTS ?= tests/cpu -k neon
+ARM64_TESTS ?= tests/cpu $(patsubst %,tests/torch_ort/test_%.py,fused_adam lamb optim) -k neon
 # All that starts threads.
 TSAN_TESTS ?= tests/ortmodule/test_threads.py tests/ortmodule/test_call_guard.py \
   tests/functions/test_contexts.py tests/torch_ort/test_placed_results.py \
@@ -91,7 +91,7 @@ help:
 	@echo 'make test        run the tests (PYTEST_ARGS="-m slow" for the slow ones, "-m cuda" for those of CUDA)'
 	@echo 'make test-rest   run the tests that make test leaves out: other packages, processes, documents (test-all: all tests)'
 	@echo 'make test-torch  a tenth of them beside another PyTorch, in build/torch-* (TORCH_SPEC=torch==2.12.1)'
-	@echo 'make test-arm64  wheel-arm64, and the tests of its kernels under qemu (about an hour; ARM64_TESTS)'
+	@echo 'make test-arm64  wheel-arm64, and the tests of its kernels under qemu (20 minutes; ARM64_TESTS)'
 	@echo 'make build       build the extension, or what changed of it'
 	@echo 'make wheel       build dist/torch-*/*.whl, which carries libprotobuf'
 	@echo 'make wheels      build one for each Python of this machine that the PyTorch of TORCH_SPEC has a build for'
