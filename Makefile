@@ -80,6 +80,7 @@ export PATH := $(ENV)/bin:$(PATH)
 # auditwheel leaves these to torch, which is imported first and brings them.
 TORCH_LIBRARIES := libc10.so libc10_cuda.so libtorch.so libtorch_cpu.so libtorch_cuda.so \
   libtorch_python.so libgomp.so.1
+REPAIR_WHEEL = $(ENV)/bin/auditwheel repair $(TORCH_LIBRARIES:%=--exclude %)
 
 .DELETE_ON_ERROR:
 .PHONY: help train test test-rest test-all test-torch test-other test-arm64 trial build wheel wheels \
@@ -190,8 +191,7 @@ wheel: $(TOOLS) $(ENV)/.torch_ort-dev
 	@echo 'building the wheel (some minutes where nothing has been built)'
 	@rm -rf build/wheels
 	@$(LOCK) $(call BUILD_WITH_PIP,wheel) wheel --no-build-isolation --no-deps -w build/wheels .
-	$(ENV)/bin/auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) \
-	  -w dist/torch-$(MINOR_OF_TORCH) build/wheels/*.whl
+	$(REPAIR_WHEEL) -w dist/torch-$(MINOR_OF_TORCH) build/wheels/*.whl
 
 wheels:
 	$(if $(filter torch==%,$(TORCH_SPEC)),,$(error TORCH_SPEC: got $(TORCH_SPEC), want torch==<version>))
@@ -206,12 +206,11 @@ $(ARM64)/bin/python: cmake/arm64.py | $(ENV)/.torch_ort-dev
 wheel-arm64: $(ARM64)/bin/python $(TOOLS) $(ENV)/.torch_ort-dev
 	@echo 'building the wheel for aarch64 (some minutes where nothing has been built)'
 	@rm -rf build/wheels-arm64
-	@CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/arm64.cmake ARM64_ROOT=$(ARM64)/root $(LOCK) \
+	@CMAKE_TOOLCHAIN_FILE=$(CURDIR)/cmake/arm64.cmake $(LOCK) \
 	  $(PYTHON) cmake/progress.py --log build/wheel-arm64.log \
 	  $(ARM64)/bin/python -m pip --disable-pip-version-check -v wheel --no-build-isolation --no-deps \
 	  -C build-dir=build/arm64/build -w build/wheels-arm64 .
-	$(ENV)/bin/auditwheel repair $(TORCH_LIBRARIES:%=--exclude %) \
-	  -w dist/torch-$(basename $(TORCH_VERSION)) build/wheels-arm64/*.whl
+	$(REPAIR_WHEEL) -w dist/torch-$(basename $(TORCH_VERSION)) build/wheels-arm64/*.whl
 
 # The tables of the kernels for NEON, and what stands in tests/arm64: training, and machine code. The
 # first run on a Neoverse N1, products of bfloat16 on a processor that multiplies these as well.

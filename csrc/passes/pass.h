@@ -80,8 +80,10 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
 void run_on_variant(ir::Graph& graph, const std::vector<std::string>& disabled,
                     PassContext& context);
 
-// Runs only the needed passes, for a graph from a file, which is not to be optimized.
-void run_needed(ir::Graph& graph);
+// Makes a graph from a file, which is not to be optimized, ready to be lowered: runs only the
+// needed passes, infers the types that are left out, and checks those and the regions that there
+// are. Throws UserError or Unsupported.
+void prepare_file(ir::Graph& graph);
 
 // Runs one pass, of which nothing is asked. Throws UserError if there is none of that name.
 int run_pass(std::string_view name, ir::Graph& graph);

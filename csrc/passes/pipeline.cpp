@@ -6,6 +6,7 @@
 #include "ir/edit.h"
 #include "ir/verify.h"
 #include "ops/control_flow.h"
+#include "ops/op.h"
 #include "passes/cut_backward.h"
 #include "passes/layouts.h"
 #include "passes/pass.h"
@@ -298,13 +299,16 @@ void run_on_variant(ir::Graph& graph, const std::vector<std::string>& disabled,
   }
 }
 
-void run_needed(ir::Graph& graph) {
+void prepare_file(ir::Graph& graph) {
   PassContext context;
   for (const Pass& pass : pipeline()) {
     if (pass.is_needed) run_one(pass, graph, context);
   }
   // after read_sizes, which infers the types that the file leaves out
   run_one({"count_from_end", count_from_end}, graph, context);
+  ops::infer_types(graph);
+  ops::check_types(graph);
+  region::check_file(graph);
 }
 
 int run_pass(std::string_view name, ir::Graph& graph) {

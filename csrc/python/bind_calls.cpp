@@ -1,11 +1,9 @@
 // A graph as the calls of PyTorch's operators that compute it, for Python to write as a module.
 #include "base/error.h"
 #include "ir/edit.h"
-#include "ops/file_check.h"
 #include "ops/op.h"
 #include "passes/pass.h"
 #include "python/bind.h"
-#include "region/schedule.h"
 
 #include <pybind11/complex.h>
 #include <pybind11/pybind11.h>
@@ -42,10 +40,9 @@ py::object to_python(const ir::Dim& dim) {
   return py::make_tuple(name_of(dim.op()), to_python(dim.lhs()), to_python(dim.rhs()));
 }
 
-py::object to_python(const std::optional<ir::Shape>& shape) {
-  if (!shape) return py::none();
+py::list to_python(const ir::Shape& shape) {
   py::list dims;
-  for (const ir::Dim& dim : *shape) dims.append(to_python(dim));
+  for (const ir::Dim& dim : shape) dims.append(to_python(dim));
   return dims;
 }
 
@@ -63,15 +60,10 @@ class Listing {
 
   const py::list& calls() const { return calls_; }
 
-  // (number, name, dtype, dims): what is known of a value of the graph.
-  py::tuple described(const ir::Value* value) {
-    return py::make_tuple(number(value), value->name, ir::name(value->type.dtype),
-                          to_python(value->type.shape));
-  }
-  template <typename Values>
-  py::list described_all(const Values& values) {
+  // (number, name) of values of the graph.
+  py::list named(const std::vector<ir::Value*>& values) {
     py::list all;
-    for (const ir::Value* value : values) all.append(described(value));
+    for (const ir::Value* value : values) all.append(py::make_tuple(number(value), value->name));
     return all;
   }
 
@@ -88,12 +80,12 @@ class Listing {
     return all;
   }
 
-  // Dims of results that have symbols, by number.
+  // Dims of values that have symbols, by number.
   py::dict dims() const {
     py::dict all;
     for (const auto& [value, number] : numbers_) {
       if (value->type.shape && !ir::is_constant(*value->type.shape)) {
-        all[py::int_(number)] = to_python(value->type.shape);
+        all[py::int_(number)] = to_python(*value->type.shape);
       }
     }
     return all;
@@ -143,10 +135,7 @@ py::dict calls_of(const ir::Graph& given) {
   {
     py::gil_scoped_release release;
     graph = ir::clone(given);
-    passes::run_needed(*graph);
-    ops::infer_types(*graph);
-    ops::check_types(*graph);
-    region::check_file(*graph);
+    passes::prepare_file(*graph);
     size_t yield = 0;
     list = ops::lower(*graph, yield);
     if (yield != list.calls.size()) {
@@ -155,9 +144,9 @@ py::dict calls_of(const ir::Graph& given) {
   }
   Listing listing(list);
   py::dict result;
-  result["inputs"] = listing.described_all(graph->inputs);
-  result["initializers"] = listing.described_all(graph->initializers);
-  result["outputs"] = listing.described_all(graph->outputs);
+  result["inputs"] = listing.named(graph->inputs);
+  result["initializers"] = listing.named(graph->initializers);
+  result["outputs"] = listing.named(graph->outputs);
   result["calls"] = listing.calls();
   result["constants"] = listing.constants();
   result["dims"] = listing.dims();

@@ -10,7 +10,6 @@
 #include "passes/pass.h"
 #include "python/bind.h"
 #include "python/torch_errors.h"
-#include "region/schedule.h"
 #include "run/autograd/early_gradients.h"
 #include "run/counters.h"
 #include "run/out_forms.h"
@@ -144,10 +143,7 @@ py::dict run_by_name(Session& session, const std::unordered_map<std::string, at:
 std::shared_ptr<Session> compile_foreign(std::unique_ptr<ir::Graph> graph,
                                          run::SessionOptions options) {
   options.verify = options.is_from_file = true;
-  passes::run_needed(*graph);
-  ops::infer_types(*graph);
-  ops::check_types(*graph);
-  region::check_file(*graph);
+  passes::prepare_file(*graph);
   return Session::compile(std::move(graph), {}, options);
 }
 

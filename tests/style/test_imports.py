@@ -41,7 +41,7 @@ COMPILER = {
     },
     "optim": {"core", "engine"},
     "debug": {"core", "pytorch", "engine"},
-    "onnx": {"pytorch"},
+    "onnx": {"core", "pytorch"},
     "reports": {"core", "pytorch", "engine", "functions", "dynamo", "backend"},
 }  # fmt: skip
 # Roads to the compiler other than torch.compile, which it knows nothing of.

@@ -15,8 +15,9 @@ import torch
 
 from torch_ort import _C
 from torch_ort._C import Unsupported
+from torch_ort.core.dtypes import dtype_number
 from torch_ort.functions.arguments import full_name
-from torch_ort.functions.dtypes import dtype_number, torch_dtype
+from torch_ort.functions.dtypes import torch_dtype
 from torch_ort.guards.outside_reads import not_watched
 from torch_ort.pytorch import autograd_compat, size_compat, trace_compat
 from torch_ort.pytorch.dispatch_compat import Leaf

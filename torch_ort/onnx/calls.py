@@ -31,7 +31,6 @@ _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 # Kinds of arguments that calls give by PyTorch's names.
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 
-
 # The engine calls the CPU's own operator. PyTorch chooses that one of the device by this name.
 _ATTENTION_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 _ATTENTION = "scaled_dot_product_attention"
@@ -48,7 +47,7 @@ def _attention_arguments(
 class Program:
     """What computes a graph. Values have numbers."""
 
-    inputs: list[tuple[int, str, str, list[Dim] | None]]  # number, name, dtype, dims
+    inputs: dict[int, str]
     outputs: list[int]
     initializers: dict[int, str]  # those of the file
     tensors: dict[int, torch.Tensor]  # of initializers, and of constants of the calls
@@ -61,16 +60,14 @@ class Program:
         found = _C.calls_of(graph)
         of_file = set(graph.initializer_names)
         tensors = {number: _tensor(*data) for number, *data in found["constants"]}
-        initializers = {
-            number: name for number, name, *_ in found["initializers"] if name in of_file
-        }
+        initializers = {number: name for number, name in found["initializers"] if name in of_file}
         for number, name in initializers.items():
             if number not in tensors:
                 raise _C.UserError(f"load_onnx: initializer '{name}': got no data")
+        outputs = [number for number, _ in found["outputs"]]
         return cls(
-            found["inputs"], [number for number, *_ in found["outputs"]], initializers, tensors,
-            found["calls"], found["dims"],
-        )  # fmt: skip
+            dict(found["inputs"]), outputs, initializers, tensors, found["calls"], found["dims"]
+        )
 
 
 def _tensor(dtype: str, sizes: list[int], data: bytes) -> torch.Tensor:
@@ -101,12 +98,12 @@ class _Writer:
         self._paths = paths
         self._values: dict[int, fx.Node] = {}
         self._symbols: dict[str, fx.Node] = {}
-        self._devices: fx.Node | None = None
+        self._known_device: fx.Node | None = None
         taken: set[str] = set()
-        for number, name, _, _ in program.inputs:
+        for number, name in program.inputs.items():
             self._values[number] = self.graph.placeholder(_identifier(name, taken))
-        for number, _, _, dims in program.inputs:
-            self._bind_symbols(number, dims or [])
+        for number in program.inputs:
+            self._bind_symbols(number)
         for call in program.calls:
             self._write(*call)
         outputs = [self._value(number) for number in program.outputs]
@@ -114,8 +111,8 @@ class _Writer:
         self.graph.eliminate_dead_code()
         self.graph.lint()
 
-    def _bind_symbols(self, number: int, dims: list[Dim]) -> None:
-        for place, dim in enumerate(dims):
+    def _bind_symbols(self, number: int) -> None:
+        for place, dim in enumerate(self._program.dims.get(number, [])):
             if isinstance(dim, tuple) and dim[0] == "symbol" and dim[1] not in self._symbols:
                 self._symbols[dim[1]] = self.graph.call_function(
                     torch.ops.aten.sym_size.int, (self._values[number], place)
@@ -154,12 +151,13 @@ class _Writer:
 
     def _device(self) -> Any:
         """Write the device of the model: that of its first tensor."""
-        if self._devices is None:
-            numbers = [number for number, *_ in self._program.inputs] or list(self._paths)
+        if self._known_device is None:
+            numbers = list(self._program.inputs) or list(self._paths)
             if not numbers:
                 return "cpu"
-            self._devices = self.graph.call_function(getattr, (self._value(numbers[0]), "device"))
-        return self._devices
+            tensor = self._value(numbers[0])
+            self._known_device = self.graph.call_function(getattr, (tensor, "device"))
+        return self._known_device
 
     def _write(
         self, name: str, overload: str, args: list[Any], outputs: list[int | None], op: str,
@@ -192,7 +190,7 @@ class _Writer:
             self._values[number] = (
                 result if is_one else self.graph.call_function(operator.getitem, (result, place))
             )
-            self._bind_symbols(number, self._program.dims.get(number, []))
+            self._bind_symbols(number)
 
 
 def _identifier(name: str, taken: set[str]) -> str:

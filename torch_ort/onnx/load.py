@@ -74,8 +74,8 @@ def load_onnx(
     exporters name them, so that `state_dict` has the names of the file. Where an attribute cannot
     have the name, it is another one: `module.onnx_names` has the names in the file by those in
     `state_dict`. Initializers that nothing reads as a tensor, such as sizes and single numbers, are
-    no attributes. The file decides whether dropout
-    drops and which statistics a batch norm uses; `train()` and `eval()` change nothing.
+    no attributes. The file decides whether dropout drops and which statistics a batch norm uses;
+    `train()` and `eval()` change nothing.
 
     Args:
         model: A path, the bytes of a file, or a `ModelProto` of the onnx package. External data is

@@ -8,6 +8,7 @@ import onnx
 import torch
 
 from torch_ort import _C
+from torch_ort.core.dtypes import dtype_of_number
 
 # The fields of a TensorProto that are data; a file may have it in any of them.
 _DATA = (
@@ -17,14 +18,15 @@ _DATA = (
 
 
 def without_weights(file: onnx.ModelProto, names: Collection[str]) -> bytes:
-    """Write the file without the data of some initializers. It stays said which were external."""
-    stripped = onnx.ModelProto()
-    stripped.CopyFrom(file)
-    for tensor in stripped.graph.initializer:
+    """Take the data of some initializers out of the file, and write it.
+
+    It stays said which were external.
+    """
+    for tensor in file.graph.initializer:
         if tensor.name in names:
             for field in _DATA:
                 tensor.ClearField(field)
-    return stripped.SerializeToString()
+    return file.SerializeToString()
 
 
 def with_weights(file: bytes, tensors: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
@@ -50,13 +52,5 @@ def with_weights(file: bytes, tensors: Mapping[str, torch.Tensor]) -> onnx.Model
 
 
 def _bytes(tensor: torch.Tensor, data_type: int) -> bytes:
-    dtype = getattr(torch, _NAMES[data_type])
-    row_major = tensor.detach().to("cpu", dtype).contiguous()
+    row_major = tensor.detach().to("cpu", dtype_of_number(data_type)).contiguous()
     return row_major.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-# PyTorch's names of the types that differ from those of ONNX in lower case.
-_OTHERS = {"FLOAT": "float32", "DOUBLE": "float64"}
-_NAMES = {
-    number: _OTHERS.get(name, name.lower()) for name, number in onnx.TensorProto.DataType.items()
-}
