@@ -29,6 +29,7 @@ INTEGRATIONS = {
     "test_rows": ("Skipped rows in models of Hugging Face", ("transformers",)),
     "test_lazy_logits": ("Logits computed when they are read", ("transformers", "accelerate")),
     "test_peft": ("PEFT", ("peft", "transformers")),
+    "test_generate": ("Tokens that `generate` makes", ("transformers",)),
     "test_lightning": ("Lightning", ("lightning",)),
     "test_deepspeed": ("DeepSpeed", ("deepspeed",)),
     "test_data_parallel": ("DistributedDataParallel and FSDP2", ("torch",)),
