@@ -404,6 +404,17 @@ std::string resize_kernel(const Node& node, size_t rank) {
   throw Unsupported(concat("Resize: mode ", mode, " with ", coordinates, " is not supported"));
 }
 
+// Whether each size times its factor is an integer. With align_corners, ONNX maps the last pixel to
+// the end of what need not be one, and PyTorch maps it to the last pixel.
+bool has_whole_sizes(const Shape& from, const std::vector<double>& scales) {
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (scales[i] == std::floor(scales[i])) continue;
+    const double size = from[i].is_constant() ? static_cast<double>(from[i].constant()) : 0.5;
+    if (scales[i] * size != std::floor(scales[i] * size)) return false;
+  }
+  return true;
+}
+
 void lower_resize(const Node& node, CallList& calls) {
   for (const char* name : {"antialias", "exclude_outside", "axes"}) {
     if (ir::has_attr(node.attrs, name))
@@ -423,6 +434,11 @@ void lower_resize(const Node& node, CallList& calls) {
                    "align_corners");
   }
   const auto scales = resize_scales(node);
+  const bool is_aligned = ir::string_attr(node.attrs, "coordinate_transformation_mode",
+                                          "half_pixel") == "align_corners";
+  if (scales && is_aligned && !has_whole_sizes(from, *scales)) {
+    throw Unsupported("Resize: align_corners with factors that give no integers is not supported");
+  }
   for (size_t i = 0; i < rank; ++i) args.push_back(scales ? Arg((*scales)[i + 2]) : Arg());
   calls.add(resize_kernel(node, rank), "", std::move(args), {node.outputs[0]});
 }
@@ -529,7 +545,7 @@ void register_convolution(Registry& ops) {
   resize.since = 13;
   resize.since_of = resize_since;
   resize.bfloat16_since = 13;
-  resize.int_inputs = {3};
+  resize.int_inputs = {2, 3};  // factors are constants
   resize.work.image.kind = kKernel;
   ops.add(resize);
   for (const std::string name : {"aten::upsample_nearest2d", "aten::_upsample_nearest_exact2d",

@@ -203,17 +203,42 @@ std::vector<Type> infer_pow(const Node& node) {
   return {type_like_inputs(node, input(node, 0).type.dtype, broadcast_inputs(node))};
 }
 
+Value* cast(CallList& calls, Value* x, DType dtype) {
+  if (x->type.dtype == dtype) return x;
+  Type type = with_shape(x->type, x->type.shape);
+  type.dtype = dtype;
+  Value* result = calls.temporary(type);
+  calls.add("aten::_to_copy", "", {x, ir::name(dtype), Arg(), Arg(), Arg(), false, Arg()},
+            {result});
+  return result;
+}
+
+// An integer to the power of a float is computed in the float's dtype, and rounded towards zero.
+void lower_integer_to_float(const Node& node, CallList& calls) {
+  const DType dtype = input(node, 1).type.dtype;
+  Type type = with_shape(node.outputs[0]->type, node.outputs[0]->type.shape);
+  type.dtype = dtype;
+  Value* power = calls.temporary(type);
+  calls.add("aten::pow", "Tensor_Tensor", {cast(calls, &input(node, 0), dtype), &input(node, 1)},
+            {power});
+  calls.add("aten::_to_copy", "",
+            {power, ir::name(input(node, 0).type.dtype), Arg(), Arg(), Arg(), false, Arg()},
+            {node.outputs[0]});
+}
+
 void lower_pow(const Node& node, CallList& calls) {
   Value *base = &input(node, 0), *exponent = &input(node, 1);
+  const DType dtype = base->type.dtype;
+  if (!is_float(dtype) && is_float(exponent->type.dtype)) {
+    lower_integer_to_float(node, calls);
+    return;
+  }
   const std::optional<Arg> base_number = scalar_of(base), number = scalar_of(exponent);
   if (number && !base_number) {
     calls.add("aten::pow", "Tensor_Scalar", {base, *number}, {node.outputs[0]});
     return;
   }
-  if (base->type.dtype != exponent->type.dtype) {
-    throw Unsupported(concat("Pow: dtype of the exponent: got ", ir::name(exponent->type.dtype),
-                             ", want ", ir::name(base->type.dtype), " as the base"));
-  }
+  exponent = cast(calls, exponent, dtype);
   if (base_number && !number) {
     calls.add("aten::pow", "Scalar", {*base_number, exponent}, {node.outputs[0]});
   } else {
@@ -308,9 +333,34 @@ std::vector<Type> infer_cast(const Node& node) {
   return {type};
 }
 
+// The greatest finite number of a type of 8 bits; nothing for other types.
+std::optional<double> greatest_of_8_bits(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat8E4M3FN: return 448.0;
+    case DType::kFloat8E4M3FNUZ: return 240.0;
+    case DType::kFloat8E5M2:
+    case DType::kFloat8E5M2FNUZ: return 57344.0;
+    default: return std::nullopt;
+  }
+}
+
 void lower_cast(const Node& node, CallList& calls) {
-  calls.add("aten::_to_copy", "",
-            {&input(node, 0), ir::name(cast_target(node)), Arg(), Arg(), Arg(), false, Arg()},
+  Value* x = &input(node, 0);
+  const DType to = cast_target(node);
+  // ONNX gives the greatest number for what is beyond it, unless the node says otherwise. PyTorch
+  // gives NaN, infinity, or in float8_e4m3fn the same.
+  const std::optional<double> greatest = greatest_of_8_bits(to);
+  const bool is_from_float = greatest && is_float(x->type.dtype);
+  const bool saturates = ir::int_attr(node.attrs, "saturate", 1) != 0;
+  if (is_from_float && !saturates && to == DType::kFloat8E4M3FN) {
+    throw Unsupported("Cast: saturate: got 0 for float8_e4m3fn, want 1");
+  }
+  if (is_from_float && saturates) {
+    Value* bounded = calls.temporary(with_shape(x->type, x->type.shape));
+    calls.add("aten::clamp", "", {x, -*greatest, *greatest}, {bounded});
+    x = bounded;
+  }
+  calls.add("aten::_to_copy", "", {x, ir::name(to), Arg(), Arg(), Arg(), false, Arg()},
             {node.outputs[0]});
 }
 

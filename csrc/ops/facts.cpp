@@ -74,11 +74,16 @@ int first_opset(const ir::Node& node) {
   return touches(node, ir::DType::kBFloat16) ? std::max(since, op->bfloat16_since) : since;
 }
 
+std::vector<int> int_inputs(const ir::Node& node) {
+  const Op* op = registry().find(node.op);
+  if (op == nullptr) return {};
+  return op->int_inputs_of != nullptr ? op->int_inputs_of(node) : op->int_inputs;
+}
+
 bool is_read_as_tensor(const ir::Value& value) {
   return std::any_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
-    const Op* op = use.node != nullptr ? registry().find(use.node->op) : nullptr;
-    if (op == nullptr) return true;
-    const std::vector<int>& ints = op->int_inputs;
+    if (use.node == nullptr) return true;
+    const std::vector<int> ints = int_inputs(*use.node);
     return std::find(ints.begin(), ints.end(), use.index) == ints.end();
   });
 }

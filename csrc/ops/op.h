@@ -82,6 +82,7 @@ struct Op {
   int (*since_of)(const ir::Node& node) = nullptr;
   bool (*pure_of)(const ir::Node& node) = nullptr;
   bool (*view_of)(const ir::Node& node) = nullptr;
+  std::vector<int> (*int_inputs_of)(const ir::Node& node) = nullptr;
 };
 
 // Facts about a PyTorch operator that its schema does not state. Most operators have no row, and
@@ -135,6 +136,8 @@ const KernelFacts& kernel_facts(const ir::Node& node);
 std::vector<int> row_list_inputs(const ir::Node& node);
 // The first opset that has this form of the node; 1 outside of the standard domain.
 int first_opset(const ir::Node& node);
+// The positions of the inputs that are read by known_ints() alone.
+std::vector<int> int_inputs(const ir::Node& node);
 // Whether a node reads `value` as a tensor, rather than by known_ints() alone.
 bool is_read_as_tensor(const ir::Value& value);
 

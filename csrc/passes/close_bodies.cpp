@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "ir/edit.h"
 #include "ops/control_flow.h"
+#include "ops/op.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/context.h"
@@ -77,9 +78,19 @@ class Closer {
     return values;
   }
 
+  // Numbers with dims may be a weight, whose data changes: bodies get a copy if they read it as
+  // numbers alone.
+  bool may_be_weight(const Value& outer, const ir::TensorData& data) const {
+    if (!ir::is_float(data.dtype) || data.shape.empty()) return false;
+    return std::any_of(bodies_.begin(), bodies_.end(), [&](Graph* body) {
+      const Value* inner = ir::find_value(*body, outer.name);
+      return inner != nullptr && ops::is_read_as_tensor(*inner);
+    });
+  }
+
   bool give_copy(const Value& outer) {
     const auto data = small_data(outer);
-    if (data == nullptr) return false;
+    if (data == nullptr || may_be_weight(outer, *data)) return false;
     ir::Type type = outer.type;
     type.dtype = data->dtype;
     type.shape = ir::Shape(data->shape.begin(), data->shape.end());

@@ -87,10 +87,8 @@ class SizeReader {
   }
 
   int rewrite_reads(Node& node) {
-    const ops::Op* op = ops::registry().find(node.op);
-    if (op == nullptr) return 0;
     int rewrites = 0;
-    for (int slot : op->int_inputs) {
+    for (const int slot : ops::int_inputs(node)) {
       if (!ops::has_input(node, slot) || ops::has_known_ints(node.inputs[slot])) continue;
       const Value* value = node.inputs[slot];
       if (const Sizes sizes = read(value, 0)) {

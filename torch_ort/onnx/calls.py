@@ -10,24 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from torch_ort import _C
+from torch_ort.onnx.functions import control_flow
+from torch_ort.onnx.functions.types import (
+    FUNCTION_DOMAIN,
+    OPERATIONS,
+    Dim,
+    named_arguments,
+    row_of,
+)
 from torch_ort.pytorch import graph_compat
 
-# An integer, ("symbol", name), or (operation, dim, dim): csrc/python/bind_calls.cpp.
-Dim = int | tuple[Any, ...]
-
-_OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "min": torch.sym_min,
-    "max": torch.sym_max,
-}
 # Kinds of arguments that calls give by PyTorch's names.
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 
@@ -51,23 +46,38 @@ class Program:
     outputs: list[int]
     initializers: dict[int, str]  # those of the file
     tensors: dict[int, torch.Tensor]  # of initializers, and of constants of the calls
-    calls: list[tuple[str, str, list[Any], list[int | None], str, str]]
+    # Operator, overload, arguments, outputs, op and name of the node, its attributes if it is a
+    # function (functions/), and what computes its bodies if it is a branch or a loop.
+    calls: list[tuple[str, str, list[Any], list[int | None], str, str, dict, dict[str, Program]]]
     dims: dict[int, list[Dim]]  # of the values that have sizes with symbols
+    is_body: bool  # of a branch or a loop
+    # What is given beside the inputs: integers among these that are read as sizes, and, for a body,
+    # symbols of the graph around it.
+    symbols: list[str]
+    # Of outputs: dtypes and sizes, 0 for one with symbols.
+    types: list[tuple[str, list[int]]]
 
     @classmethod
     def of(cls, graph: _C.Graph) -> Program:
         """Ask the engine for the calls. Raises Unsupported and UserError, as `load_onnx` does."""
-        found = _C.calls_of(graph)
-        of_file = set(graph.initializer_names)
+        return cls._read(_C.calls_of(graph), set(graph.initializer_names), is_body=False)
+
+    @classmethod
+    def _read(cls, found: dict[str, Any], of_file: set[str], is_body: bool) -> Program:
+        """Read what csrc/python/bind_calls.cpp gives; what is not of the file is a constant."""
         tensors = {number: _tensor(*data) for number, *data in found["constants"]}
         initializers = {number: name for number, name in found["initializers"] if name in of_file}
         for number, name in initializers.items():
             if number not in tensors:
                 raise _C.UserError(f"load_onnx: initializer '{name}': got no data")
-        outputs = [number for number, _ in found["outputs"]]
+        calls = [
+            (*call, {name: cls._read(body, set(), is_body=True) for name, body in bodies.items()})
+            for *call, bodies in found["calls"]
+        ]
         return cls(
-            dict(found["inputs"]), outputs, initializers, tensors, found["calls"], found["dims"]
-        )
+            dict(found["inputs"]), [number for number, _ in found["outputs"]], initializers,
+            tensors, calls, found["dims"], is_body, found["symbols"], found["types"],
+        )  # fmt: skip
 
 
 def _tensor(dtype: str, sizes: list[int], data: bytes) -> torch.Tensor:
@@ -76,13 +86,15 @@ def _tensor(dtype: str, sizes: list[int], data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(sizes)
 
 
-def write_graph(program: Program, paths: Mapping[int, str]) -> fx.Graph:
-    """Write a graph whose tensors are attributes of its module, by the paths of their numbers.
+def write_graph(program: Program, paths: Mapping[int, str], root: nn.Module) -> fx.Graph:
+    """Write a graph whose tensors are attributes of a module, by the paths of their numbers.
+
+    Bodies of branches and loops become submodules of the root.
 
     Raises Unsupported for calls that are not of PyTorch's own operators, and for sizes that no
     input has.
     """
-    return _Writer(program, paths).graph
+    return _Writer(program, paths, root).graph
 
 
 class Tracer(fx.Tracer):
@@ -92,22 +104,29 @@ class Tracer(fx.Tracer):
 
 
 class _Writer:
-    def __init__(self, program: Program, paths: Mapping[int, str]) -> None:
+    def __init__(self, program: Program, paths: Mapping[int, str], root: nn.Module) -> None:
         self.graph = fx.Graph(tracer_cls=Tracer)
         self._program = program
         self._paths = paths
+        self._root = root
         self._values: dict[int, fx.Node] = {}
         self._symbols: dict[str, fx.Node] = {}
         self._known_device: fx.Node | None = None
         taken: set[str] = set()
+        of_inputs = set(program.symbols) & set(program.inputs.values())
+        for name in [each for each in program.symbols if each not in of_inputs]:
+            self._symbols[name] = self.graph.placeholder(_identifier(name, taken))
         for number, name in program.inputs.items():
             self._values[number] = self.graph.placeholder(_identifier(name, taken))
+            if name in of_inputs:  # an integer that is read as a size
+                self._symbols[name] = self.graph.call_function(int, (self._values[number],))
         for number in program.inputs:
             self._bind_symbols(number)
         for call in program.calls:
             self._write(*call)
         outputs = [self._value(number) for number in program.outputs]
-        self.graph.output(outputs[0] if len(outputs) == 1 else tuple(outputs))
+        is_one = len(outputs) == 1 and not program.is_body
+        self.graph.output(outputs[0] if is_one else tuple(outputs))
         self.graph.eliminate_dead_code()
         self.graph.lint()
 
@@ -132,7 +151,7 @@ class _Writer:
             return self._symbols[dim[1]]
         operation, left, right = dim
         return self.graph.call_function(
-            _OPERATIONS[operation], (self._size(left), self._size(right))
+            OPERATIONS[operation], (self._size(left), self._size(right))
         )
 
     def _argument(self, given: Any, kind: str) -> Any:
@@ -161,9 +180,15 @@ class _Writer:
 
     def _write(
         self, name: str, overload: str, args: list[Any], outputs: list[int | None], op: str,
-        node: str,
+        node: str, attributes: dict[str, Any], bodies: dict[str, Program],
     ) -> None:  # fmt: skip
         namespace, _, short = name.partition("::")
+        if bodies:
+            self._write_control_flow(name, args, outputs, attributes["carried"], bodies)
+            return
+        if namespace.startswith(FUNCTION_DOMAIN):
+            self._write_function(namespace, short, args, outputs, attributes)
+            return
         if namespace != "aten":
             raise _C.Unsupported(f"load_onnx: {op} (node '{node}'): no operators of PyTorch do it")
         if short == _ATTENTION_ON_CPU:
@@ -184,6 +209,66 @@ class _Writer:
         }
         result = self.graph.call_function(function, tuple(written[:positional]), named)
         is_one = len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.TensorType)
+        self._take(result, outputs, is_one)
+
+    def _write_function(
+        self, domain: str, name: str, args: list[Any], outputs: list[int | None],
+        attributes: dict[str, Any],
+    ) -> None:  # fmt: skip
+        words, row = row_of(domain, name)
+        named = named_arguments(words, row, attributes, [each is not None for each in outputs])
+        positional = [self._argument(given, "") for given in args]
+        while positional and positional[-1] is None:
+            positional.pop()
+        result = self.graph.call_function(row.function, tuple(positional), named)
+        # torch.fx traces the module when it is unpickled, and must not look into the function.
+        result.meta["is_wrapped"] = True
+        self._take(result, outputs, row.gives_one)
+
+    def _write_control_flow(
+        self, name: str, args: list[Any], outputs: list[int | None], carried: int,
+        bodies: dict[str, Program],
+    ) -> None:  # fmt: skip
+        given = [self._argument(each, "") for each in args]
+        function: Callable[..., Any]
+        arguments: tuple[Any, ...]
+        if name == "torch_ort::if":
+            function = control_flow.if_else
+            branches = (bodies["then_branch"], bodies["else_branch"])
+            arguments = (
+                given[0], *map(self._body, branches), *map(self._symbols_of, branches), given[1:]
+            )  # fmt: skip
+        else:
+            function = control_flow.loop
+            body = bodies["body"]
+            first, second = 2, 2 + carried  # of what is carried, and of outer values
+            arguments = (
+                given[0], given[1], self._body(body), self._symbols_of(body),
+                tuple(given[first:second]), tuple(given[second:]),
+                tuple((dtype, tuple(sizes)) for dtype, sizes in body.types[1 + carried :]),
+            )  # fmt: skip
+        result = self.graph.call_function(function, arguments)
+        result.meta["is_wrapped"] = True
+        self._take(result, outputs, is_one=False)
+
+    def _body(self, body: Program) -> fx.Node:
+        """Write a body as a submodule of its own."""
+        root = nn.Module()
+        paths = {number: f"constant_{number}" for number in body.tensors}
+        for number, path in paths.items():
+            root.register_buffer(path, body.tensors[number], persistent=False)
+        path = f"body_{sum(each.startswith('body_') for each in self._root._modules)}"
+        while hasattr(self._root, path):
+            path += "_"
+        self._root.add_module(path, fx.GraphModule(root, write_graph(body, paths, root)))
+        return self.graph.get_attr(path)
+
+    def _symbols_of(self, body: Program) -> tuple[Any, ...]:
+        names = [name for name in body.symbols if name not in body.inputs.values()]
+        return tuple(self._size(("symbol", name)) for name in names)
+
+    def _take(self, result: fx.Node, outputs: list[int | None], is_one: bool) -> None:
+        """Take the outputs of a call out of its result, which is a tensor or a tuple of them."""
         for place, number in enumerate(outputs):
             if number is None:
                 continue

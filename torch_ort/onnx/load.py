@@ -10,10 +10,12 @@ from typing import Any
 
 import onnx
 import torch
+from google.protobuf.message import DecodeError
 from torch import fx, nn
 
 from torch_ort import _C
 from torch_ort.onnx.calls import Program, write_graph
+from torch_ort.onnx.prepare import prepared
 from torch_ort.onnx.weights import without_weights
 
 Trainable = bool | str | Iterable[str] | Callable[[str, torch.Tensor], bool]
@@ -106,7 +108,7 @@ def load_onnx(
     for number in program.tensors.keys() - program.initializers.keys():
         paths[number] = f"constant_{number}"
         root.register_buffer(paths[number], program.tensors[number], persistent=False)
-    module = OnnxModule(root, write_graph(program, paths), names)
+    module = OnnxModule(root, write_graph(program, paths, root), names)
     module.onnx_file = without_weights(file, set(module.onnx_names.values()))
     return module
 
@@ -124,9 +126,15 @@ def _read(model: Any) -> tuple[_C.Graph, onnx.ModelProto]:
         raise TypeError(
             f"load_onnx: model: got {type(model).__name__}, want a path, bytes or a ModelProto"
         )
-    # The engine says in words what is wrong with a file, so it reads it first.
-    graph = _C.Graph.from_onnx(data, directory=folder)
-    return graph, onnx.load_model_from_string(data)
+    try:
+        file = onnx.load_model_from_string(data)
+    except DecodeError:
+        _C.Graph.from_onnx(data)  # says in words what is wrong
+        raise
+    ready = prepared(file)
+    if ready is not file:
+        data = ready.SerializeToString()
+    return _C.Graph.from_onnx(data, directory=folder), file
 
 
 def _weights(graph: _C.Graph, program: Program) -> dict[str, torch.Tensor]:

@@ -1,0 +1,400 @@
+"""Attention in its forms, and rotary position embeddings.
+
+Tensors of heads are (batch, heads, length, features).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torch_ort import _C
+from torch_ort.onnx.functions.table import MICROSOFT, dtype_of, of_onnx
+
+
+def to_heads(x: Tensor, heads: int) -> Tensor:
+    """Reshape (batch, length, heads · features) to heads."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def from_heads(x: Tensor) -> Tensor:
+    """Reshape heads to (batch, length, heads · features)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+@dataclass
+class Mask:
+    """What queries may look at: a bool tensor, and numbers that are added to scores."""
+
+    allowed: Tensor | None = None
+    bias: Tensor | None = None
+
+    def allow(self, where: Tensor) -> None:
+        """Allow no more than where a bool tensor is true."""
+        self.allowed = where if self.allowed is None else self.allowed & where
+
+    def joined(self, dtype: torch.dtype) -> Tensor | None:
+        """Give one tensor, as PyTorch's kernels take it."""
+        if self.allowed is None or self.bias is None:
+            return self.allowed if self.bias is None else self.bias.to(dtype)
+        return self.bias.to(dtype).masked_fill(~self.allowed, -math.inf)
+
+
+def _positions(
+    query: Tensor, key: Tensor, past: int | torch.SymInt, lengths: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Give the positions of queries and of keys, to be compared with each other."""
+    queries = torch.arange(query.shape[2], device=query.device).unsqueeze(1)
+    offset = past if lengths is None else (lengths - query.shape[2]).view(-1, 1, 1, 1)
+    return queries + offset, torch.arange(key.shape[2], device=query.device)
+
+
+@of_onnx("Attention")
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    past_key: Tensor | None = None, past_value: Tensor | None = None,
+    nonpad_kv_seqlen: Tensor | None = None, *, is_causal: int = 0, kv_num_heads: int = 0,
+    q_num_heads: int = 0, left_window_size: int = -1, right_window_size: int = -1,
+    qk_matmul_output_mode: int = 0, scale: float | None = None, softcap: float = 0.0,
+    softmax_precision: int = 0, wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Attend with queries to keys and values; gives result, keys, values, and scores.
+
+    Queries, keys and values are tensors of heads, or (batch, length, heads · features). A head of
+    keys may serve several heads of queries.
+    """
+    is_flat = query.ndim == 3
+    if is_flat:
+        query, key, value = (
+            to_heads(x, heads)
+            for x, heads in ((query, q_num_heads), (key, kv_num_heads), (value, kv_num_heads))
+        )
+    past: int | torch.SymInt = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[2]
+        key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+    mask = Mask()
+    if attn_mask is not None:
+        missing = key.shape[2] - attn_mask.shape[-1]
+        is_bool = attn_mask.dtype == torch.bool
+        padded = F.pad(attn_mask, (0, missing), value=0 if is_bool else -math.inf)
+        if is_bool:
+            mask.allow(padded)
+        else:
+            mask.bias = padded
+    if nonpad_kv_seqlen is not None:
+        lengths = nonpad_kv_seqlen.view(-1, 1, 1, 1)
+        mask.allow(torch.arange(key.shape[2], device=key.device) < lengths)
+    has_window = left_window_size >= 0 or right_window_size >= 0
+    is_square = past_key is None and nonpad_kv_seqlen is None and attn_mask is None
+    is_plain = bool(is_causal) and is_square and not has_window
+    if (is_causal or has_window) and not (is_plain and _has_kernel(wanted, softcap)):
+        is_plain = False
+        at, keys = _positions(query, key, past, nonpad_kv_seqlen)
+        if is_causal:
+            mask.allow(keys <= at)
+        if left_window_size >= 0:
+            mask.allow(keys >= at - left_window_size)
+        if right_window_size >= 0:
+            mask.allow(keys <= at + right_window_size)
+    if _has_kernel(wanted, softcap) and not softmax_precision:
+        result = F.scaled_dot_product_attention(
+            query, key, value, mask.joined(query.dtype), is_causal=is_plain, scale=scale,
+            enable_gqa=True,
+        )  # fmt: skip
+        scores = None
+    else:
+        result, scores = _attend(
+            query, key, value, mask, scale, softcap, softmax_precision, qk_matmul_output_mode
+        )
+    return from_heads(result) if is_flat else result, key, value, scores
+
+
+def _has_kernel(wanted: tuple[bool, ...], softcap: float) -> bool:
+    """Tell whether PyTorch's kernels compute it: they neither cap scores nor give them."""
+    return not softcap and not (len(wanted) > 3 and wanted[3])
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float | None, softcap: float,
+    precision: int, mode: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attend step by step; gives the result, and the scores of a mode of ONNX's."""
+    if key.shape[1] != query.shape[1]:
+        shared = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
+    # Each operand by the root, so that no product overflows which the scale would bring back.
+    root = math.sqrt(query.shape[-1] ** -0.5 if scale is None else scale)
+    steps = [(query * root) @ (key * root).transpose(-1, -2)]
+    steps.append(softcap * torch.tanh(steps[0] / softcap) if softcap else steps[0])
+    scores = steps[1] if mask.bias is None else steps[1] + mask.bias
+    if mask.allowed is not None:
+        scores = scores.masked_fill(~mask.allowed, -math.inf)
+    steps.append(scores)
+    weights = scores.softmax(-1, dtype_of(precision) if precision else None)
+    # A query that may look at nothing.
+    weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0)
+    steps.append(weights.to(query.dtype))
+    return steps[3] @ value, steps[mode]
+
+
+@of_onnx("LinearAttention")
+def linear_attention(
+    query: Tensor, key: Tensor, value: Tensor, past_state: Tensor | None = None,
+    decay: Tensor | None = None, beta: Tensor | None = None, *, q_num_heads: int,
+    kv_num_heads: int, scale: float = 0.0, update_rule: str = "gated_delta", chunk_size: int = 64,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attend through a state that each position updates; gives the result and the last state.
+
+    With keys k, values v, a decay g and a rate b, a position makes S of the state:
+    exp(g) S + b k (v - (exp(g) S)ᵀ k) for "gated_delta"; "gated" lacks the subtraction and b,
+    "delta" the decay, and "linear" both.
+    """
+    is_gated = update_rule in ("gated", "gated_delta")
+    is_delta = update_rule in ("delta", "gated_delta")
+    if (is_gated and decay is None) or (is_delta and beta is None):
+        raise _C.UserError(f"LinearAttention: {update_rule}: got too few inputs")
+    length = query.shape[1]
+    query, key, value = (
+        to_heads(query, q_num_heads), to_heads(key, kv_num_heads), to_heads(value, kv_num_heads)
+    )  # fmt: skip
+    scale = scale or query.shape[-1] ** -0.5
+    state = past_state
+    if state is None:
+        state = query.new_zeros(key.shape[0], kv_num_heads, key.shape[-1], value.shape[-1])
+    if is_gated and decay is not None:
+        decay = to_heads(decay, kv_num_heads).exp()  # of each feature of keys, or of the head
+    if is_delta and beta is not None:
+        beta = beta.transpose(1, 2).unsqueeze(-1)
+    shared = q_num_heads // kv_num_heads
+    results = []
+    for i in range(length):
+        k, v = key[:, :, i].unsqueeze(-1), value[:, :, i].unsqueeze(-2)
+        if is_gated and decay is not None:
+            state = state * decay[:, :, i].unsqueeze(-1)
+        if is_delta and beta is not None:
+            v = beta[:, :, i].unsqueeze(-1) * (v - k.transpose(-1, -2) @ state)
+        state = state + k * v
+        of_queries = state.repeat_interleave(shared, 1)
+        results.append(scale * (query[:, :, i].unsqueeze(-2) @ of_queries))
+    result = from_heads(torch.cat(results, 2)) if results else from_heads(query * value[..., :0])
+    return result, state
+
+
+# ---- rotary position embeddings
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, is_interleaved: bool, dim: int) -> Tensor:
+    """Rotate pairs of the first `dim` features; cos and sin are (..., length, dim / 2)."""
+    turned, rest = x[..., :dim], x[..., dim:]
+    if is_interleaved:
+        first, second = turned[..., 0::2], turned[..., 1::2]
+    else:
+        first, second = turned.chunk(2, -1)
+    one, other = cos * first - sin * second, sin * first + cos * second
+    if is_interleaved:
+        turned = torch.stack([one, other], -1).flatten(-2)
+    else:
+        turned = torch.cat([one, other], -1)
+    return torch.cat([turned, rest], -1)
+
+
+@of_onnx("RotaryEmbedding")
+def rotary_embedding(
+    x: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None, *,
+    interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
+) -> Tensor:  # fmt: skip
+    """Rotate pairs of features by the angle of their position.
+
+    x is a tensor of heads, or (batch, length, heads · features). Cosines and sines are given for
+    all positions, (positions, features / 2), beside the positions, or without these for each token.
+    """
+    heads = to_heads(x, num_heads) if x.ndim == 3 else x
+    if position_ids is not None:
+        cos, sin = cos[position_ids], sin[position_ids]
+    dim = rotary_embedding_dim or heads.shape[-1]
+    turned = _rotated(heads, cos.unsqueeze(1), sin.unsqueeze(1), bool(interleaved), dim)
+    return from_heads(turned) if x.ndim == 3 else turned
+
+
+@of_onnx("RotaryEmbedding", domain=MICROSOFT)
+def rotary_embedding_of_ort(
+    x: Tensor, position_ids: Tensor, cos: Tensor, sin: Tensor, *, interleaved: int = 0,
+    num_heads: int = 0, rotary_embedding_dim: int = 0, scale: float = 1.0,
+    is_packed_batching: int = 0,
+) -> Tensor:  # fmt: skip
+    """Rotate as ONNX's operator does; positions may be one number, that of the first token."""
+    if is_packed_batching:
+        raise _C.Unsupported("RotaryEmbedding: is_packed_batching: got 1, want 0")
+    if x.ndim == 3 and not num_heads:
+        num_heads = x.shape[-1] // (2 * cos.shape[-1])
+    if position_ids.ndim < 2:
+        length = x.shape[1] if x.ndim == 3 else x.shape[2]
+        position_ids = position_ids.reshape(1, 1) + torch.arange(length, device=x.device)
+        position_ids = position_ids.expand(x.shape[0], length)
+    return rotary_embedding(
+        x, cos, sin, position_ids, interleaved=interleaved, num_heads=num_heads,
+        rotary_embedding_dim=rotary_embedding_dim,
+    )  # fmt: skip
+
+
+# ---- attention of ONNX Runtime
+
+
+def _mask_of_keys(mask: Tensor | None, length: int | torch.SymInt, name: str) -> Tensor | None:
+    """Give where keys count, from their numbers (batch) or from ones and zeros; None for all."""
+    if mask is None:
+        return None
+    if mask.ndim == 1:
+        return torch.arange(length, device=mask.device) < mask.view(-1, 1, 1, 1)
+    if mask.ndim > 4 or mask.ndim < 1:
+        raise _C.Unsupported(f"{name}: mask: got rank {mask.ndim}, want 1 to 4")
+    counts = mask != 0
+    while counts.ndim < 4:
+        counts = counts.unsqueeze(1)
+    return counts
+
+
+def _filtered(
+    query: Tensor, key: Tensor, counts: Tensor | None, bias: Tensor | None, filter_value: float,
+    past: int | torch.SymInt, is_causal: bool,
+) -> Mask:  # fmt: skip
+    """Give the mask of ONNX Runtime's operators, which push scores down in place of leaving out."""
+    mask = Mask(bias=bias)
+    if counts is not None:
+        pushed = (~counts).to(query.dtype) * filter_value
+        mask.bias = pushed if bias is None else bias + pushed
+    if is_causal:
+        at, keys = _positions(query, key, past, None)
+        mask.allow(keys <= at)
+    return mask
+
+
+def _by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float | None
+) -> Tensor:
+    return F.scaled_dot_product_attention(
+        query, key, value, mask.joined(query.dtype), scale=scale or None, enable_gqa=True
+    )
+
+
+@of_onnx("Attention", domain=MICROSOFT)
+def attention_of_ort(
+    x: Tensor, weights: Tensor, bias: Tensor | None = None, mask_index: Tensor | None = None,
+    past: Tensor | None = None, attention_bias: Tensor | None = None,
+    past_sequence_length: Tensor | None = None, *, num_heads: int, unidirectional: int = 0,
+    qkv_hidden_sizes: tuple[int, ...] = (), scale: float = 0.0, mask_filter_value: float = -10000.0,
+    do_rotary: int = 0, rotary_embedding_dim: int = 0, past_present_share_buffer: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Project tokens to queries, keys and values, and attend; gives keys and values, too.
+
+    Past and present are (2, batch, heads, length, features).
+    """
+    if do_rotary or past_present_share_buffer:
+        raise _C.Unsupported("Attention: do_rotary and past_present_share_buffer: want 0")
+    projected = x @ weights if bias is None else x @ weights + bias
+    sizes = list(qkv_hidden_sizes) or [projected.shape[-1] // 3] * 3
+    query, key, value = (to_heads(part, num_heads) for part in projected.split(sizes, -1))
+    before: int | torch.SymInt = 0
+    if past is not None:
+        before = past.shape[3]
+        key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+    counts = _mask_of_keys(mask_index, key.shape[2], "Attention")
+    mask = _filtered(
+        query, key, counts, attention_bias, mask_filter_value, before, bool(unidirectional)
+    )
+    result = from_heads(_by_kernel(query, key, value, mask, scale))
+    return result, torch.stack([key, value]) if key.shape == value.shape else key
+
+
+@of_onnx("MultiHeadAttention", domain=MICROSOFT)
+def multi_head_attention(
+    query: Tensor, key: Tensor | None = None, value: Tensor | None = None,
+    bias: Tensor | None = None, key_padding_mask: Tensor | None = None,
+    attention_bias: Tensor | None = None, past_key: Tensor | None = None,
+    past_value: Tensor | None = None, *, num_heads: int, scale: float = 0.0,
+    unidirectional: int = 0, mask_filter_value: float = -10000.0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Attend with projected queries; gives the result, keys and values.
+
+    Queries are (batch, length, heads · features). Keys and values are the same, or heads; both may
+    be packed into keys, (batch, length, heads, 2, features), and all three into queries.
+    """
+    if query.ndim == 5:
+        query, key, value = (part.flatten(2) for part in query.unbind(3))
+    elif key is not None and key.ndim == 5:
+        key, value = (part.flatten(2) for part in key.unbind(3))
+    if key is None or value is None:
+        raise _C.UserError("MultiHeadAttention: got no keys or values, want both")
+    if bias is not None:
+        width = query.shape[-1]
+        query = query + bias[:width]
+        if key.ndim == 3:
+            key, value = key + bias[width : 2 * width], value + bias[2 * width :]
+    query = to_heads(query, num_heads)
+    if key.ndim == 3:
+        key, value = to_heads(key, num_heads), to_heads(value, num_heads)
+    past: int | torch.SymInt = 0
+    if past_key is not None and past_value is not None:
+        past = past_key.shape[2]
+        key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+    counts = _mask_of_keys(key_padding_mask, key.shape[2], "MultiHeadAttention")
+    mask = _filtered(
+        query, key, counts, attention_bias, mask_filter_value, past, bool(unidirectional)
+    )
+    return from_heads(_by_kernel(query, key, value, mask, scale)), key, value
+
+
+@of_onnx("GroupQueryAttention", domain=MICROSOFT)
+def group_query_attention(
+    query: Tensor, key: Tensor | None, value: Tensor | None, past_key: Tensor | None = None,
+    past_value: Tensor | None = None, seqlens_k: Tensor | None = None,
+    total_sequence_length: Tensor | None = None, cos_cache: Tensor | None = None,
+    sin_cache: Tensor | None = None, position_ids: Tensor | None = None,
+    attention_bias: Tensor | None = None, *, num_heads: int, kv_num_heads: int, scale: float = 0.0,
+    softcap: float = 0.0, local_window_size: int = -1, do_rotary: int = 0,
+    rotary_interleaved: int = 0, smooth_softmax: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Attend causally, where a head of keys serves several of queries; gives keys and values too.
+
+    Queries are (batch, length, heads · features), and may have keys and values behind them. The
+    past is what came before in all rows of the batch, and the present has both.
+    `seqlens_k` is the last position of each row that counts.
+    """
+    if smooth_softmax:
+        raise _C.Unsupported("GroupQueryAttention: smooth_softmax: got 1, want 0")
+    if key is None or value is None:
+        width = query.shape[-1] // (num_heads + 2 * kv_num_heads)
+        parts = [num_heads * width, kv_num_heads * width, kv_num_heads * width]
+        query, key, value = query.split(parts, -1)
+    query, key, value = (
+        to_heads(query, num_heads), to_heads(key, kv_num_heads), to_heads(value, kv_num_heads)
+    )  # fmt: skip
+    past = past_key.shape[2] if past_key is not None else 0
+    if do_rotary:
+        if cos_cache is None or sin_cache is None:
+            raise _C.UserError("GroupQueryAttention: do_rotary: got no cosines and sines")
+        if position_ids is None:
+            position_ids = past + torch.arange(query.shape[2], device=query.device).unsqueeze(0)
+        cos, sin = cos_cache[position_ids].unsqueeze(1), sin_cache[position_ids].unsqueeze(1)
+        query, key = (
+            _rotated(x, cos, sin, bool(rotary_interleaved), 2 * cos.shape[-1]) for x in (query, key)
+        )
+    if past_key is not None and past_value is not None:
+        key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
+    mask = Mask(bias=attention_bias)
+    at, keys = _positions(query, key, past, None)
+    mask.allow(keys <= at)
+    if local_window_size >= 0:
+        mask.allow(keys > at - local_window_size)
+    if seqlens_k is not None:
+        mask.allow(keys <= seqlens_k.view(-1, 1, 1, 1))
+    if softcap:
+        result, _ = _attend(query, key, value, mask, scale or None, softcap, 0, 0)
+    else:
+        result = _by_kernel(query, key, value, mask, scale)
+    return from_heads(result), key, value

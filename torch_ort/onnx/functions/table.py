@@ -1,0 +1,120 @@
+"""The table of ONNX's operators that are functions of PyTorch's, and how a family registers one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import onnx
+import torch
+
+from torch_ort import _C
+from torch_ort.core.dtypes import dtype_of_number
+
+# The domain of the operators that ONNX Runtime adds.
+MICROSOFT = "com.microsoft"
+
+# Dims of a tensor, where None is one that nothing tells before the function runs.
+Dims = list[Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator as a function.
+
+    The function takes the inputs of the node by position, None for one that is left out, and the
+    attributes by their names in ONNX. It gives a tensor, or a tuple of as many as the operator may
+    have. A parameter `wanted` gets a flag for each output of the node, and `opset` the version of
+    the operator's domain.
+
+    Attributes:
+        function: The function.
+        numbers: Positions of inputs that it takes as lists of numbers: constants and sizes.
+        when: Whether the function computes a node. It does so for all unless this is given: for
+            operators of which the engine computes other forms itself.
+        draws: Whether it draws random numbers.
+        types: Gives dtype and dims of the outputs for inputs on the meta device, for a function
+            that looks at numbers in tensors. All others are run there.
+    """
+
+    function: Callable[..., Any]
+    numbers: tuple[int, ...] = ()
+    when: Callable[[onnx.NodeProto], bool] | None = None
+    draws: bool = False
+    types: Callable[..., list[tuple[Any, Dims]]] | None = None
+
+    @property
+    def attributes(self) -> set[str]:
+        """The names of the attributes that the function takes."""
+        parameters = inspect.signature(self.function).parameters.values()
+        named = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+        return named - {"wanted", "opset"}
+
+    @property
+    def gives_one(self) -> bool:
+        """Whether the function gives a tensor, rather than a tuple."""
+        return inspect.signature(self.function).return_annotation == "Tensor"
+
+    def takes(self, name: str) -> bool:
+        """Tell whether the function has a parameter."""
+        return name in inspect.signature(self.function).parameters
+
+
+TABLE: dict[tuple[str, str], Row] = {}
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def of_onnx(*names: str, domain: str = "", **facts: Any) -> Callable[[F], F]:
+    """Register a function as some operators of ONNX; `facts` are fields of its `Row`."""
+
+    def register(function: F) -> F:
+        for name in names:
+            assert (domain, name) not in TABLE, f"two functions for {domain} {name}"
+            TABLE[domain, name] = Row(function, **facts)
+        return function
+
+    return register
+
+
+def has_attribute(name: str, *values: Any) -> Callable[[onnx.NodeProto], bool]:
+    """Give a condition for `Row.when`: the node has the attribute, with one of some values."""
+
+    def condition(node: onnx.NodeProto) -> bool:
+        found = [each for each in node.attribute if each.name == name]
+        return bool(found) and (not values or onnx.helper.get_attribute_value(found[0]) in values)
+
+    return condition
+
+
+def any_of(*conditions: Callable[[onnx.NodeProto], bool]) -> Callable[[onnx.NodeProto], bool]:
+    """Give a condition for `Row.when`: one of several holds."""
+    return lambda node: any(condition(node) for condition in conditions)
+
+
+def has_outputs(*slots: int) -> Callable[[onnx.NodeProto], bool]:
+    """Give a condition for `Row.when`: the node has one of these outputs."""
+
+    def condition(node: onnx.NodeProto) -> bool:
+        return any(slot < len(node.output) and node.output[slot] for slot in slots)
+
+    return condition
+
+
+def has_inputs(slots: Collection[int]) -> Callable[[onnx.NodeProto], bool]:
+    """Give a condition for `Row.when`: the node has one of these inputs."""
+
+    def condition(node: onnx.NodeProto) -> bool:
+        return any(slot < len(node.input) and node.input[slot] for slot in slots)
+
+    return condition
+
+
+def dtype_of(number: int) -> torch.dtype:
+    """Give the dtype that has a number in ONNX. Raises Unsupported if PyTorch has none."""
+    dtype = dtype_of_number(number)
+    if dtype is None:
+        raise _C.Unsupported(f"dtype {number} of ONNX: PyTorch has none, or cannot compute with it")
+    return dtype
