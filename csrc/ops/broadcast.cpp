@@ -44,6 +44,25 @@ std::optional<Shape> broadcast_inputs(const ir::Node& node) {
   return shape;
 }
 
+std::optional<Shape> broadcast_with_symbols(const ir::Node& node) {
+  size_t rank = 0;
+  for (const ir::Value* value : node.inputs) {
+    if (value == nullptr || !value->type.shape) return std::nullopt;
+    rank = std::max(rank, value->type.shape->size());
+  }
+  Shape shape(rank, Dim(1));
+  for (const ir::Value* value : node.inputs) {
+    const Shape& given = *value->type.shape;
+    for (size_t i = 0; i < given.size(); ++i) {
+      const size_t axis = rank - given.size() + i;
+      shape[axis] = broadcast_dim(node, shape[axis], given[i])
+                        // No file can name a symbol so.
+                        .value_or(Dim::symbol(concat(node.outputs.at(0)->name, "#", axis)));
+    }
+  }
+  return shape;
+}
+
 void want_same_dtype(const ir::Node& node, const std::vector<size_t>& slots) {
   ir::DType wanted = ir::DType::kUndefined;
   for (size_t slot : slots) {

@@ -13,6 +13,9 @@ namespace torch_ort::ops {
 std::optional<ir::Shape> broadcast(const ir::Node& node, const std::optional<ir::Shape>& a,
                                    const std::optional<ir::Shape>& b);
 std::optional<ir::Shape> broadcast_inputs(const ir::Node& node);
+// The same, where a dim in which symbols meet is a new symbol, which a tensor of the run
+// determines. Nothing only if a shape is unknown.
+std::optional<ir::Shape> broadcast_with_symbols(const ir::Node& node);
 
 // Throws UserError if the inputs in `slots` have different dtypes. Inputs of unknown dtype are
 // accepted.

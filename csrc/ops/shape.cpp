@@ -327,11 +327,19 @@ std::pair<int64_t, int64_t> backward_slice(const SliceOfAxis& slice, int64_t siz
   return {start, std::max<int64_t>(0, (start - end + step - 1) / step)};
 }
 
+// Whether a slice reverses the axis, whatever its size.
+bool reverses_all(const SliceOfAxis& slice) {
+  if (slice.step != -1 || !slice.start.is_constant() || !slice.end.is_constant()) return false;
+  const int64_t start = slice.start.constant();
+  return (start == -1 || start >= kFarEnd) && slice.end.constant() <= -kFarEnd;
+}
+
 bool is_backward_known(const SliceOfAxis& slice, const Dim& size) {
   return slice.start.is_constant() && slice.end.is_constant() && size.is_constant();
 }
 
 std::optional<Dim> sliced_dim(const SliceOfAxis& slice, const Dim& size) {
+  if (reverses_all(slice)) return size;
   if (slice.step < 0) {
     if (!is_backward_known(slice, size)) return std::nullopt;
     return Dim(backward_slice(slice, size.constant()).second);
@@ -381,6 +389,8 @@ void lower_slice(const Node& node, CallList& calls) {
       // Both ONNX and the kernel clamp ends beyond the axis.
       calls.add("aten::slice", "Tensor", {x, slice.axis, slice.start, slice.end, slice.step},
                 {result});
+    } else if (reverses_all(slice)) {
+      calls.add("aten::flip", "", {x, Arg::list(std::vector<int64_t>{slice.axis})}, {result});
     } else {
       const Dim& size = known_shape(node, *x)[slice.axis];
       if (!is_backward_known(slice, size)) {

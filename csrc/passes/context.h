@@ -41,6 +41,10 @@ struct PassContext {
   // Where lazy_logits appends what it leaves to the caller. nullptr: it leaves nothing.
   std::vector<LazyLogits>* lazy_logits = nullptr;
 
+  // Whether read_sizes gives a dim of a point-wise result, where two symbols meet, a symbol of its
+  // own, for a reader that needs all ranks and learns sizes from tensors.
+  bool names_sizes = false;
+
   // A pass that is not needed asks this before each rewrite. False if no more may happen. The
   // number of rewrites that a pass returns is the number of those for which it has asked, so that
   // the sum over these passes is the range of a bisection.

@@ -82,8 +82,8 @@ void run_on_variant(ir::Graph& graph, const std::vector<std::string>& disabled,
 
 // Makes a graph from a file, which is not to be optimized, ready to be lowered: runs only the
 // needed passes, infers the types that are left out, and checks those and the regions that there
-// are. Throws UserError or Unsupported.
-void prepare_file(ir::Graph& graph);
+// are. Throws UserError or Unsupported. `names_sizes` is that of the context.
+void prepare_file(ir::Graph& graph, bool names_sizes = false);
 
 // Runs one pass, of which nothing is asked. Throws UserError if there is none of that name.
 int run_pass(std::string_view name, ir::Graph& graph);

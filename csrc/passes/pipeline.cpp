@@ -299,8 +299,9 @@ void run_on_variant(ir::Graph& graph, const std::vector<std::string>& disabled,
   }
 }
 
-void prepare_file(ir::Graph& graph) {
+void prepare_file(ir::Graph& graph, bool names_sizes) {
   PassContext context;
+  context.names_sizes = names_sizes;
   for (const Pass& pass : pipeline()) {
     if (pass.is_needed) run_one(pass, graph, context);
   }

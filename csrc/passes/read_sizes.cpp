@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "ir/edit.h"
+#include "ops/broadcast.h"
 #include "ops/control_flow.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
@@ -58,7 +59,8 @@ const Value* rounded_down(const Node& division) {
 
 class SizeReader {
  public:
-  explicit SizeReader(Graph& graph) : graph_(graph), memory_(graph) {
+  explicit SizeReader(Graph& graph, bool names_sizes = false)
+      : graph_(graph), names_sizes_(names_sizes), memory_(graph) {
     for (const Value& value : graph.values) {
       if (!value.type.shape) continue;
       for (const Dim& dim : *value.type.shape) dim.collect_symbols(symbols_);
@@ -74,6 +76,7 @@ class SizeReader {
       // A file may lack types, and never has strides. Sizes that have become known determine more
       // types, and types more sizes.
       if (graph_.opset > 0) ops::infer_types(graph_, node);
+      if (names_sizes_) name_sizes(node);
     }
     if (rewrites > 0) erase_unread();
     return rewrites;
@@ -81,9 +84,19 @@ class SizeReader {
 
  private:
   // Reads a closed body of `node`. The inputs of the body may be sizes, which `outer` reads.
-  SizeReader(Graph& body, SizeReader& outer, const Node& node) : SizeReader(body) {
+  SizeReader(Graph& body, SizeReader& outer, const Node& node)
+      : SizeReader(body, outer.names_sizes_) {
     outer_ = &outer;
     node_ = &node;
+  }
+
+  // Where rules leave the shape of a point-wise result open, since symbols meet in it.
+  static void name_sizes(const Node& node) {
+    if (!ops::work_of(node).elementwise || node.outputs.size() != 1) return;
+    Value* result = node.outputs[0];
+    if (result == nullptr || result->type.shape) return;
+    if (result->type.dtype == ir::DType::kUndefined) return;
+    result->type.shape = ops::broadcast_with_symbols(node);
   }
 
   int rewrite_reads(Node& node) {
@@ -303,6 +316,7 @@ class SizeReader {
   }
 
   Graph& graph_;
+  const bool names_sizes_;
   SizeReader* outer_ = nullptr;
   const Node* node_ = nullptr;  // the node of `outer` whose body this is
   const SharedMemory memory_;
@@ -313,6 +327,8 @@ class SizeReader {
 
 }  // namespace
 
-int read_sizes(Graph& graph, PassContext& /*context*/) { return SizeReader(graph).run(); }
+int read_sizes(Graph& graph, PassContext& context) {
+  return SizeReader(graph, context.names_sizes).run();
+}
 
 }  // namespace torch_ort::passes

@@ -153,7 +153,7 @@ py::dict calls_of(const ir::Graph& given) {
   {
     py::gil_scoped_release release;
     graph = ir::clone(given);
-    passes::prepare_file(*graph);
+    passes::prepare_file(*graph, true);
     size_t yield = 0;
     list = ops::lower(*graph, yield);
     if (yield != list.calls.size()) {

@@ -78,10 +78,15 @@ def export(model: nn.Module, x: torch.Tensor, names: dict[int, str], opset: int)
     return file.getvalue()
 
 
-def by_onnxruntime(data: bytes, **inputs: torch.Tensor) -> torch.Tensor:
+def by_onnxruntime(data: bytes, all_results: bool = False, **inputs: torch.Tensor):
+    """Run the file in onnxruntime; gives its one result, or a list of all."""
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
-    (result,) = session.run(None, {name: x.numpy() for name, x in inputs.items()})
-    return torch.from_numpy(result)
+    results = session.run(None, {name: x.numpy() for name, x in inputs.items()})
+    tensors = [torch.from_numpy(result) for result in results]
+    if all_results:
+        return tensors
+    (result,) = tensors
+    return result
 
 
 def model_of(

@@ -242,17 +242,6 @@ def test_what_is_no_model(tmp_path: Path):
 
 
 def test_what_cannot_be_loaded():
-    branch = model_of(
-        """(float[N, 3] y) {
-          y = If (which) <then_branch = t () => (float[N, 3] a) { a = Neg(x) },
-                          else_branch = e () => (float[N, 3] b) { b = Abs(x) }>
-        }""",
-        "bool which, float[N, 3] x",
-    )
-    with pytest.raises(
-        Unsupported, match=r"load_onnx: torch_ort\.If .*no operators of PyTorch do it"
-    ):
-        torch_ort.load_onnx(branch)
     private = model_of("(float[N, 3] y) { y = mine.Twice(x) }", domains='"" : 20, "mine" : 1')
     with pytest.raises((Unsupported, UserError), match=r"mine\.Twice"):
         torch_ort.load_onnx(private)

@@ -89,6 +89,11 @@ CASES = [
     Case("Pow", [torch.tensor(2.0), X], lambda _, x: 2.0**x, known=[0]),
     Case("Pow", [ints(1, 2, 3), torch.tensor(2)], lambda x, _: x**2, known=[1]),
     Case("Pow", [X, torch.tensor(3)], lambda x, _: x**3, known=[1], note="integer exponent"),
+    Case("Pow", [POSITIVE, ints(3)], torch.pow, note="integer exponents"),
+    Case("Pow", [ints(2, 3, -4), torch.tensor([0.5, 2.0, 3.0])],
+        lambda x, y: x.pow(y).to(x.dtype), half=False, note="float exponents"),
+    Case("Pow", [ints(2, 3), torch.tensor(2.0)], lambda x, _: (x**2.0).to(x.dtype), known=[1],
+        half=False, note="a float exponent"),
     Case("Mod", [ints(7, -7, 5), ints(3, 3, -3)], torch.remainder),
     Case("Mod", [ints(7, -7), torch.tensor(3)], lambda x, _: x % 3, known=[1]),
     Case("Mod", [X, POSITIVE], torch.fmod, {"fmod": 1}),
@@ -134,6 +139,19 @@ CASES = [
 @pytest.mark.parametrize("case", with_half(CASES), ids=str)
 def test_case(case: Case) -> None:
     check(case)
+
+
+@pytest.mark.parametrize("name", ["e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz"])
+def test_what_is_beyond_a_float_of_8_bits_is_its_greatest_number(name: str) -> None:
+    to = getattr(torch, f"float8_{name}")
+    x = torch.tensor([0.3, 1e6, -1e6, float("inf"), float("nan")])
+    number = getattr(onnx.TensorProto, f"FLOAT8{name.upper()}")
+    (got,) = run(Case("Cast", [x], None, {"to": number}, opset=19))
+    greatest = torch.finfo(to).max
+    assert got.dtype == to
+    want = torch.tensor([0.3]).to(to).float().tolist()
+    assert got.float().tolist()[:4] == [*want, greatest, -greatest, greatest]
+    assert got.float()[4].isnan()
 
 
 def test_two_symbols_that_may_be_one_have_no_known_shape() -> None:

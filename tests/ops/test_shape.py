@@ -47,6 +47,8 @@ CASES = [
     Case("Slice", [floats(5), k(4), k(2)], lambda x, *_: x[4:2], known=[1, 2], note="empty"),
     Case("Slice", [floats(7, 2), k(-1), k(-END), k(0), k(-2)], lambda x, *_: x.flip(0)[::2],
         known=[1, 2, 3, 4]),
+    Case("Slice", [floats(7, 2), k(-1), k(-END), k(0), k(-1)], lambda x, *_: x.flip(0),
+        known=[1, 2, 3, 4], dims={0: ["N", 2]}),
     Case("Slice", [floats(7), k(5), k(1), k(0), k(-3)], lambda x, *_: x[[5, 2]],
         known=[1, 2, 3, 4]),
     Case("Unsqueeze", [floats(3, 4), k(0)], lambda x, _: x[None], known=[1], dims={0: ["N", 4]}),

@@ -41,7 +41,6 @@ COMPILER = {
     },
     "optim": {"core", "engine"},
     "debug": {"core", "pytorch", "engine"},
-    "onnx": {"core", "pytorch"},
     "reports": {"core", "pytorch", "engine", "functions", "dynamo", "backend"},
 }  # fmt: skip
 # Roads to the compiler other than torch.compile, which it knows nothing of.
@@ -49,6 +48,7 @@ ROADS = {
     "ortmodule": {
         "core", "pytorch", "engine", "guards", "functions", "steps", "capture",
     },
+    "onnx": {"core", "pytorch", "ortmodule"},
     "training": {"core", "guards", "ortmodule"},
     "integrations": {"core", "optim", "ortmodule"},
 }  # fmt: skip
@@ -61,7 +61,7 @@ OLD_LIBRARY = {
     f"{OLD}.experimental": {"core", "capture", "ortmodule"},
     f"{OLD}.optim": {"optim"},
     f"{OLD}.samplers": set(),
-    f"{OLD}.trainers": {"core", "pytorch", "optim", "ortmodule", f"{OLD}.optim"},
+    f"{OLD}.trainers": {"core", "pytorch", "onnx", "optim", "ortmodule", f"{OLD}.optim"},
 }
 # Where users import what is in onnxruntime_training/; `optim` has a room of the compiler, too.
 IMPORT_PATHS = ("compat", "convergence", "experimental", "trainers", "utils")

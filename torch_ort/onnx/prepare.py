@@ -93,9 +93,7 @@ def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert the model to the oldest opset that the engine reads."""
     found = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
     if found[0] < 9 and any(node.op_type == "Scan" for node in _nodes(model.graph)):
-        raise _C.Unsupported(
-            f"Scan: opset: got {found[0]}, where it runs on batches, want 9 or newer"
-        )
+        raise _C.Unsupported(f"Scan: opset: got {found[0]}, which scans batches, want 9 or newer")
     try:
         return version_converter.convert_version(model, OLDEST_OPSET)
     except Exception as error:  # it raises what its C++ throws, of many types

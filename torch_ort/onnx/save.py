@@ -2,37 +2,95 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
+import torch
 from torch import nn
 
+from torch_ort import _C
+from torch_ort.core.policy import ORTModuleFallbackException
+from torch_ort.onnx.capture import captured_model, name_sizes, name_values, save
 from torch_ort.onnx.load import OnnxModule
 from torch_ort.onnx.weights import with_weights
+from torch_ort.ortmodule import ORTModule
+
+# Of files, unless the caller names one.
+_OPSET = 20
+
+# Sizes that vary, by input and dim; True: all of them.
+Dynamic = Mapping[str, Mapping[int, str]] | bool
 
 
-def export_onnx(module: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a module that `load_onnx` gave as the file that it was, with the weights of now.
+def export_onnx(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    dynamic: Dynamic = False,
+    output_names: Sequence[str] | None = None,
+    opset: int | None = None,
+    private: bool = False,
+) -> None:
+    """Write a model of inference, with the weights of now.
 
-    Nodes, names, opsets and metadata are those of the file that was read, and so are the dtypes of
-    the weights. If that file had external data, its large tensors stand in `<path>.data` beside the
-    new one. Both are overwritten.
+    A module that `load_onnx` gave becomes the file that it was: nodes, names, opsets and metadata
+    are those of the file that was read, and so are the dtypes of the weights. If that file had
+    external data, its large tensors stand in `<path>.data` beside the new one.
+
+    Any other module is captured as it evaluates, in one call with `inputs`, and written in standard
+    ONNX. Its inputs have the names of the parameters of its forward, its weights those of its
+    `state_dict`. Weights of more than a GiB stand in `<path>.data`.
+
+    Files of these names are overwritten.
 
     Args:
-        module: What `load_onnx` returned, or a copy of it: not what `torch.compile` or `ORTModule`
-            made of it, which share its weights.
+        module: The module, or what `torch.compile` or `ORTModule` made of it.
         path: Where to write.
+        inputs: Arguments of a call, by position or by name; not for a module of `load_onnx`.
+        dynamic: Sizes that may be others than those of `inputs`, by input, dim and the name that it
+            gets: `{"x": {0: "batch"}}`. True: all sizes that the graph leaves open.
+        output_names: Names for the outputs, in their order, and "output", "output_1", ... else.
+        opset: The newest opset whose operators may be used. It is 20 unless given: onnxruntime lacks
+            forms of operators that came after it, as attention with a mask that is broadcast.
+        private: Whether operators of PyTorch that ONNX has not may stand in the file, which only
+            this package reads.
 
     Raises:
-        TypeError: The module is another one.
-        UserError: A weight has other sizes than in the file.
+        TypeError: The module is none, or has not been given what it needs.
+        Unsupported: The module cannot be captured whole, or calls operators that ONNX has not.
+        UserError: A weight of a loaded module has other sizes than in the file, or a name in
+            `dynamic` is no input.
         OSError: The file cannot be written.
     """
-    if not isinstance(module, OnnxModule):
-        raise TypeError(
-            f"export_onnx: module: got {type(module).__name__}, want what load_onnx gave"
-        )
+    module = _inner(module)
+    if isinstance(module, OnnxModule):
+        given = (inputs is not None, dynamic, output_names, opset, private)
+        if any(given):
+            raise TypeError("export_onnx: a module of load_onnx is written as it was read, want no "
+                            "inputs, dynamic, output_names, opset or private")  # fmt: skip
+        _save_loaded(module, Path(path))
+        return
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"export_onnx: module: got {type(module).__name__}, want a torch.nn.Module")
+    if inputs is None:
+        raise TypeError("export_onnx: inputs: got none, want arguments of a call to capture")
+    save(_exported(module, inputs, dynamic, output_names, opset, private), Path(path))
+
+
+def _inner(module: Any) -> Any:
+    """Give the module that torch.compile or an ORTModule was given."""
+    if isinstance(module, ORTModule):
+        return module.module
+    return getattr(module, "_orig_mod", module)
+
+
+def _save_loaded(module: OnnxModule, path: Path) -> None:
     state = module.state_dict()
     model = with_weights(
         module.onnx_file, {name: state[key] for key, name in module.onnx_names.items()}
@@ -42,8 +100,96 @@ def export_onnx(module: nn.Module, path: str | os.PathLike[str]) -> None:
     )
     for tensor in model.graph.initializer:
         tensor.ClearField("data_location")
-    path = Path(path)
     data = path.with_name(path.name + ".data")
     if has_external:
         data.unlink(missing_ok=True)  # onnx would append to it
     onnx.save_model(model, path, save_as_external_data=has_external, location=data.name)
+
+
+def _exported(
+    module: nn.Module, inputs: Sequence[Any] | Mapping[str, Any], dynamic: Dynamic,
+    output_names: Sequence[str] | None, opset: int | None, private: bool,
+) -> onnx.ModelProto:  # fmt: skip
+    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {})
+    modes = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            config = {"strict": True, "opset": opset or _OPSET}
+            model = captured_model(module, lambda call: call(*args, **kwargs), config)
+    except ORTModuleFallbackException as error:
+        raise _C.Unsupported(f"export_onnx: {error}") from error
+    finally:
+        for each, is_training in modes:
+            each.training = is_training
+    if model is None:
+        raise _C.Unsupported("export_onnx: the module computes nothing that can be captured")
+    graph = model.graph
+    if not private:
+        _refuse_private(graph)
+    names = {value.name: re.sub(r"\W+", "_", value.name).rstrip("_") for value in graph.input}
+    if output_names is None:
+        count = range(1, len(graph.output))
+        output_names = ["output", *(f"output_{i}" for i in count)]
+    if len(output_names) != len(graph.output):
+        raise _C.UserError(
+            f"export_onnx: output_names: got {len(output_names)}, want {len(graph.output)}"
+        )
+    name_values(graph, names, list(output_names))
+    if dynamic is not True:
+        _settle_sizes(graph, dynamic or {}, _tensors(module, args, kwargs))
+    return model
+
+
+def _tensors(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Give the tensors among the arguments of a call, by the names of parameters."""
+    bound = inspect.signature(module.forward).bind(*args, **kwargs)
+    return {name: x for name, x in bound.arguments.items() if isinstance(x, torch.Tensor)}
+
+
+def _refuse_private(graph: onnx.GraphProto) -> None:
+    found = sorted(set(_private(graph)))
+    if found:
+        raise _C.Unsupported(
+            f"export_onnx: operators: got {', '.join(found)}, want those of ONNX; private=True "
+            "writes them, for this package alone"
+        )
+
+
+def _private(graph: onnx.GraphProto) -> list[str]:
+    found = []
+    for node in graph.node:
+        if node.domain not in ("", "ai.onnx"):
+            operator = [each.s.decode() for each in node.attribute if each.name == "operator"]
+            found.append(operator[0] if operator else f"{node.domain}.{node.op_type}")
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                found += _private(attribute.g)
+    return found
+
+
+def _settle_sizes(
+    graph: onnx.GraphProto, dynamic: Mapping[str, Mapping[int, str]],
+    tensors: Mapping[str, torch.Tensor],
+) -> None:  # fmt: skip
+    """Name the sizes that vary, and declare all others as they are in the call."""
+    unknown = sorted(dynamic.keys() - {value.name for value in graph.input})
+    if unknown:
+        there = ", ".join(value.name for value in graph.input)
+        raise _C.UserError(f"export_onnx: dynamic: got {', '.join(unknown)}, want some of {there}")
+    wanted: dict[str, str] = {}
+    fixed: dict[str, int] = {}
+    for value in graph.input:
+        for place, dim in enumerate(value.type.tensor_type.shape.dim):
+            name = dynamic.get(value.name, {}).get(place)
+            if name and dim.dim_param.isidentifier():
+                wanted.setdefault(dim.dim_param, name)
+            elif dim.dim_param and value.name in tensors:
+                fixed.setdefault(dim.dim_param, tensors[value.name].shape[place])
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in fixed and dim.dim_param not in wanted:
+                dim.dim_value = fixed[dim.dim_param]
+    name_sizes(graph, wanted)

@@ -113,7 +113,7 @@ class _Scan:
         axis = self._of(i, "scan_output_axes")
         if self._of(i, "scan_output_directions"):
             reversed_ = self._new("reversed") if axis else result
-            ends = [self._constant(nodes, [1], [at]) for at in (-1, -(2**31), 0, -1)]
+            ends = [self._constant(nodes, [1], [at]) for at in (-1, -(2**62), 0, -1)]
             nodes.append(helper.make_node("Slice", [stack, *ends], [reversed_]))
             stack = reversed_
         if axis:

@@ -135,10 +135,10 @@ def _attend(
     if mask.allowed is not None:
         scores = scores.masked_fill(~mask.allowed, -math.inf)
     steps.append(scores)
-    weights = scores.softmax(-1, dtype_of(precision) if precision else None)
-    # A query that may look at nothing.
-    weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0)
-    steps.append(weights.to(query.dtype))
+    # A query that may look at nothing: its weights are 0, and so are its gradients.
+    is_blind = (scores == -math.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(is_blind, 0).softmax(-1, dtype_of(precision) if precision else None)
+    steps.append(weights.masked_fill(is_blind, 0).to(query.dtype))
     return steps[3] @ value, steps[mode]
 
 

@@ -44,6 +44,8 @@ def resize(
     PyTorch's kernels compute the forms that they have; in all others each axis is a product with
     a matrix of weights.
     """
+    if mode == "nearest" and exclude_outside:  # the weight of what is left would be 0 / 0
+        raise _C.Unsupported("Resize: exclude_outside: got mode nearest, want linear or cubic")
     chosen = [axis % x.ndim for axis in axes] or list(range(x.ndim))
     lengths, factors = _lengths(x, chosen, scales, sizes, keep_aspect_ratio_policy)
     if not (antialias or exclude_outside):
@@ -86,7 +88,10 @@ def _lengths(
         return [_floor(x.shape[axis], factor) for axis, factor in pairs], list(scales)
     if not sizes:
         raise _C.UserError("Resize: got neither scales nor sizes")
-    ratios = [size / x.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
+    ratios = [
+        1.0 if size == x.shape[axis] else size / x.shape[axis]
+        for axis, size in zip(axes, sizes, strict=True)
+    ]
     if policy == "stretch":
         return list(sizes), ratios
     factor = min(ratios) if policy == "not_larger" else max(ratios)
@@ -108,6 +113,8 @@ def _by_kernel(
     spatial = range(2, x.ndim)
     pairs = list(zip(axes, factors, strict=True))
     is_image = 3 <= x.ndim <= 5 and all(axis in axes for axis in spatial)
+    if isinstance(x.shape[0], int) and x.shape[0] == 0:  # the kernels' types are wrong for none
+        return None
     if not is_image or any(axis < 2 and factor != 1 for axis, factor in pairs):
         return None
     at = [axes.index(axis) for axis in spatial]
@@ -139,10 +146,9 @@ def _places(
     if coordinates == "half_pixel":
         return (at + 0.5) / factor - 0.5
     if coordinates == "half_pixel_symmetric":
-        centre = length / 2
-        return centre * (1 - resized / width) + (at + 0.5) / factor - 0.5
+        return (length - resized / factor) / 2 + (at + 0.5) / factor - 0.5
     if coordinates == "pytorch_half_pixel":
-        return (at + 0.5) / factor - 0.5 if width > 1 else at * 0 - 0.5 + 0.5
+        return (at + 0.5) / factor - 0.5 if resized > 1 else at * 0
     if coordinates == "align_corners":
         return at * (length - 1) / (width - 1) if width != 1 else at * 0
     if coordinates == "asymmetric":

@@ -174,7 +174,7 @@ def unique(
 
     What is not sorted stands in the order in which it first occurs.
     """
-    found, inverse, counts = torch.unique(
+    _, inverse, counts = torch.unique(
         x, sorted=True, return_inverse=True, return_counts=True, dim=axis
     )
     inverse = inverse.flatten()
@@ -185,8 +185,9 @@ def unique(
         rank = torch.empty_like(order).scatter_(
             0, order, torch.arange(order.numel(), device=x.device)
         )
-        found = found[order] if axis is None else found.index_select(axis, order)
         first, counts, inverse = first[order], counts[order], rank[inverse]
+    # What is picked carries gradients, and what torch.unique gives does not.
+    found = x.flatten()[first] if axis is None else x.index_select(axis, first)
     return found, first, inverse, counts
 
 

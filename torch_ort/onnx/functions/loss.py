@@ -19,6 +19,8 @@ def negative_log_likelihood(
 ) -> Tensor:  # fmt: skip
     """Give the negative log-probabilities of labels, from those of all classes (batch, C, ...)."""
     ignored = _NO_LABEL if ignore_index is None else ignore_index
+    if weights is not None and weights.requires_grad:
+        return _by_formula(scores, labels, weights, ignored, reduction)
     if scores.ndim > 4:  # PyTorch's kernels take two spatial dims
         loss = negative_log_likelihood(
             scores.flatten(2), labels.flatten(1), weights, ignore_index=ignore_index,
@@ -28,13 +30,27 @@ def negative_log_likelihood(
     return F.nll_loss(scores, labels.long(), weights, ignore_index=ignored, reduction=reduction)
 
 
+def _by_formula(
+    scores: Tensor, labels: Tensor, weights: Tensor, ignored: int, reduction: str
+) -> Tensor:
+    """Compute the same for weights that want gradients, which PyTorch's kernels have not."""
+    counts = labels != ignored
+    at = labels.long().masked_fill(~counts, 0)
+    shares = weights[at] * counts
+    losses = -scores.gather(1, at.unsqueeze(1)).squeeze(1) * shares
+    if reduction == "none":
+        return losses
+    return losses.sum() / shares.sum() if reduction == "mean" else losses.sum()
+
+
 @of_onnx("SoftmaxCrossEntropyLoss")
 def softmax_cross_entropy(
     scores: Tensor, labels: Tensor, weights: Tensor | None = None, *,
     ignore_index: int | None = None, reduction: str = "mean", wanted: tuple[bool, ...],
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Give the cross-entropy of scores (batch, C, ...) and labels, and log-probabilities."""
-    if len(wanted) > 1 and wanted[1]:
+    is_trained = weights is not None and weights.requires_grad
+    if is_trained or (len(wanted) > 1 and wanted[1]):
         log_prob = scores.log_softmax(1)
         loss = negative_log_likelihood(
             log_prob, labels, weights, ignore_index=ignore_index, reduction=reduction

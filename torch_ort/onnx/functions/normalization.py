@@ -16,7 +16,10 @@ def _along_channels(x: Tensor, values: Tensor) -> Tensor:
 @of_onnx("InstanceNormalization")
 def instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-5) -> Tensor:
     """Normalize each channel of each sample (batch, channels, ...)."""
-    return F.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
+    # Not torch.nn.functional's, which refuses channels of one element.
+    return torch.instance_norm(
+        x, scale, bias, None, None, True, 0.0, epsilon, torch.backends.cudnn.enabled
+    )
 
 
 @of_onnx("BatchNormalization", when=has_attribute("training_mode", 1))
@@ -29,7 +32,11 @@ def batch_norm(
     They keep the share `momentum`, and the variance is that of the batch, not an estimate.
     """
     axes = [axis for axis in range(x.ndim) if axis != 1]
-    result = F.batch_norm(x, None, None, scale.to(x.dtype), bias.to(x.dtype), True, 0.0, epsilon)
+    # Not torch.nn.functional's, which refuses channels of one element.
+    result = torch.batch_norm(
+        x, scale.to(x.dtype), bias.to(x.dtype), None, None, True, 0.0, epsilon,
+        torch.backends.cudnn.enabled,
+    )  # fmt: skip
     with torch.no_grad():
         batch_var, batch_mean = torch.var_mean(x.to(mean.dtype), axes, correction=0)
         return (
@@ -52,8 +59,9 @@ def local_response_norm(
 @of_onnx("MeanVarianceNormalization")
 def mean_variance_norm(x: Tensor, *, axes: tuple[int, ...] = (0, 2, 3)) -> Tensor:
     """(x - mean) / (standard deviation + 1e-9)."""
-    var, mean = torch.var_mean(x, list(axes), correction=0, keepdim=True)
-    return (x - mean) / (var.sqrt() + 1e-9)
+    # Its gradient is 0 where all elements are equal, and that of a root would be none.
+    std, mean = torch.std_mean(x, list(axes), correction=0, keepdim=True)
+    return (x - mean) / (std + 1e-9)
 
 
 @of_onnx("LpNormalization")

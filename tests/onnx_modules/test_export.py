@@ -1,0 +1,161 @@
+"""Modules of PyTorch as files of inference: for onnxruntime, and to be loaded again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx_cases import MODELS, TWO_LAYERS, by_onnxruntime, model_of
+from torch import nn
+
+import torch_ort
+from torch_ort import Unsupported, UserError
+
+pytestmark = pytest.mark.ort_only
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.3, batch_first=True)
+        self.inner = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x, mask=None):
+        return self.head(self.inner(x, src_key_padding_mask=mask)), x.sum((1, 2))
+
+
+@pytest.mark.parametrize("road", ["module", "compiled", "ortmodule"])
+@pytest.mark.parametrize("name", MODELS)
+def test_onnxruntime_gives_the_modules_results(name: str, road: str, tmp_path: Path) -> None:
+    make, sample, names = MODELS[name]
+    module, x = make(), sample()
+    given = {"module": lambda m: m, "compiled": torch.compile, "ortmodule": torch_ort.ORTModule}
+    path = tmp_path / "net.onnx"
+    input_name = "x" if name in ("attention",) else "ids" if name == "tagger" else "input"
+    dynamic = {input_name: names} if names else False
+    torch_ort.export_onnx(given[road](module), path, (x,), dynamic=dynamic, output_names=["y"])
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert {each.domain for each in model.opset_import} <= {"", "ai.onnx"}
+    (value,) = model.graph.input
+    assert value.name == input_name
+    module.eval()
+    for given_x in (x, *([torch.cat([x, x])] if names else [])):
+        got = by_onnxruntime(path.read_bytes(), **{input_name: given_x})
+        torch.testing.assert_close(got, module(given_x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch_ort.load_onnx(path)(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_are_those_of_the_call_unless_they_are_named(tmp_path: Path) -> None:
+    module, x = Encoder(), torch.randn(2, 5, 16)
+    sizes = {}
+    for name, dynamic in (("none", False), ("batch", {"x": {0: "batch"}}), ("all", True)):
+        torch_ort.export_onnx(module, tmp_path / "net.onnx", (x,), dynamic=dynamic)
+        (value,) = onnx.load(tmp_path / "net.onnx").graph.input
+        dims = value.type.tensor_type.shape.dim
+        sizes[name] = [dim.dim_param or dim.dim_value for dim in dims]
+    assert sizes["none"] == [2, 5, 16]
+    assert sizes["batch"] == ["batch", 5, 16]
+    assert all(isinstance(size, str) for size in sizes["all"][:2])
+    assert sizes["all"][2] == 16
+
+
+def test_arguments_by_name_and_several_results(tmp_path: Path) -> None:
+    module = Encoder().eval()
+    x, mask = torch.randn(3, 6, 16), torch.zeros(3, 6, dtype=torch.bool)
+    mask[1, 4:] = True
+    path = tmp_path / "net.onnx"
+    dynamic = {"x": {0: "n", 1: "length"}, "mask": {0: "n", 1: "length"}}
+    torch_ort.export_onnx(module, path, {"x": x, "mask": mask}, dynamic=dynamic)
+    outputs = [value.name for value in onnx.load(path).graph.output]
+    assert outputs == ["output", "output_1"]
+    for rows in (3, 2):
+        given = {"x": x[:rows], "mask": mask[:rows]}
+        results = by_onnxruntime(path.read_bytes(), all_results=True, **given)
+        for got, want in zip(results, module(**given), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_written_as_it_evaluates_and_stays_in_its_mode(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))
+    module[2].eval()
+    x = torch.randn(6, 4)
+    before = {name: each.clone() for name, each in module.state_dict().items()}
+    torch_ort.export_onnx(module, tmp_path / "net.onnx", (x,))
+    assert [each.training for each in module] == [True, True, False]
+    for name, each in module.state_dict().items():
+        torch.testing.assert_close(each, before[name], rtol=0, atol=0)
+    got = by_onnxruntime((tmp_path / "net.onnx").read_bytes(), input=x)
+    torch.testing.assert_close(got, module.eval()(x), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_have_the_names_of_the_module(tmp_path: Path) -> None:
+    module = Encoder()
+    torch_ort.export_onnx(module, tmp_path / "net.onnx", (torch.randn(2, 5, 16),))
+    names = {each.name for each in onnx.load(tmp_path / "net.onnx").graph.initializer}
+    assert {name for name, _ in module.named_parameters()} <= names
+
+
+def test_trained_loaded_and_trained_again(tmp_path: Path) -> None:
+    module, x = MODELS["perceptron"][0](), torch.randn(4, 6)
+    path = tmp_path / "net.onnx"
+    torch_ort.export_onnx(module, path, (x,))
+    loaded = torch_ort.load_onnx(path)
+    for model in (module, loaded):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(loaded(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+# ---- what is refused
+
+
+class Private(nn.Module):
+    def forward(self, x):
+        return torch.linalg.qr(x).R
+
+
+def test_operators_that_onnx_has_not_are_named(tmp_path: Path) -> None:
+    path, x = tmp_path / "net.onnx", torch.randn(3, 3)
+    with pytest.raises(
+        Unsupported,
+        match=r"export_onnx: operators: got aten::linalg_qr, want those of ONNX; private=True",
+    ):
+        torch_ort.export_onnx(Private(), path, (x,))
+    assert not path.exists()
+    torch_ort.export_onnx(Private(), path, (x,), private=True)
+    torch.testing.assert_close(torch_ort.load_onnx(path)(x), Private()(x))
+
+
+class Branching(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+
+@pytest.mark.hands_over("numbers read from tensors")
+def test_what_cannot_be_captured_says_why(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"test_export\.py"):
+        torch_ort.export_onnx(Branching(), tmp_path / "net.onnx", (torch.ones(3),))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_module_and_what_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    with pytest.raises(TypeError, match=r"module: got int, want a torch\.nn\.Module"):
+        torch_ort.export_onnx(3, path)
+    with pytest.raises(TypeError, match="inputs: got none, want arguments of a call to capture"):
+        torch_ort.export_onnx(nn.Linear(3, 2), path)
+    with pytest.raises(UserError, match="dynamic: got y, want some of input"):
+        torch_ort.export_onnx(nn.Linear(3, 2), path, (torch.ones(2, 3),), dynamic={"y": {0: "n"}})
+    with pytest.raises(UserError, match="output_names: got 2, want 1"):
+        torch_ort.export_onnx(nn.Linear(3, 2), path, (torch.ones(2, 3),), output_names=["a", "b"])
+    loaded = torch_ort.load_onnx(model_of(TWO_LAYERS))
+    with pytest.raises(TypeError, match="a module of load_onnx is written as it was read"):
+        torch_ort.export_onnx(loaded, path, (torch.ones(2, 3),))
+    assert not path.exists()

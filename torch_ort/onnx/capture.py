@@ -1,0 +1,93 @@
+"""A module's call without gradients, captured by an ORTModule, as an ONNX model."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+
+from torch_ort.core.log_level import LogLevel
+from torch_ort.ortmodule import DebugOptions, ORTModule
+
+# Above this number of bytes the weights go into a separate file, because a file is limited to 2
+# GiB.
+_EXTERNAL_LIMIT = 2**30
+
+
+def captured_model(
+    module: torch.nn.Module, run: Callable[[ORTModule], Any], config: Mapping[str, Any]
+) -> onnx.ModelProto | None:
+    """Give the graph that `run(ORTModule(module))` captures; None if it ran in eager PyTorch.
+
+    `config` are options by name, such as the opset. Weights are initializers.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = uuid.uuid4().hex
+        options = DebugOptions(LogLevel.ERROR, True, prefix, folder, config=dict(config))
+        try:
+            run(ORTModule(module, options))
+            found = Path(options.save_path) / f"{prefix}_optimized_inference.onnx"
+            return onnx.load(found) if found.exists() else None
+        finally:  # the environment may have chosen another folder
+            for file in Path(options.save_path).glob(f"{prefix}_*"):
+                file.unlink()
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model; weights of more than a GiB go into `<path>.data`."""
+    is_large = model.ByteSize() > _EXTERNAL_LIMIT
+    data = path.with_name(f"{path.name}.data")
+    if is_large:
+        data.unlink(missing_ok=True)  # onnx would append to it
+    onnx.save_model(
+        model, path, save_as_external_data=is_large, location=data.name if is_large else None
+    )
+
+
+def name_sizes(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
+    """Rename symbols of sizes, in all shapes of the graph."""
+    if wanted:
+        symbols = re.compile(rf"\b({'|'.join(map(re.escape, wanted))})\b")
+        _rename_sizes(graph, lambda text: symbols.sub(lambda found: wanted[found[1]], text))
+
+
+def _rename_sizes(graph: onnx.GraphProto, renamed: Callable[[str], str]) -> None:
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_param = renamed(dim.dim_param)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename_sizes(attribute.g, renamed)
+
+
+def name_values(
+    graph: onnx.GraphProto, wanted: Mapping[str, str], outputs: list[str] | tuple[str, ...]
+) -> None:
+    """Rename values; the outputs get names of their own."""
+    taken = {*wanted.values(), *outputs}
+    inner = (name for node in graph.node for name in node.output)
+    _rename(graph, {**wanted, **{name: f"{name}_" for name in inner if name in taken}})
+    # Values are not renamed, since two outputs may be one value, and an output may be an input.
+    for value, name in zip(graph.output, outputs, strict=True):
+        graph.node.add(op_type="Identity", input=[value.name], output=[name])
+        value.name = name
+
+
+def _rename(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
+    values = (graph.input, graph.output, graph.value_info, graph.initializer)
+    for value in (value for kind in values for value in kind):
+        value.name = wanted.get(value.name, value.name)
+    for node in graph.node:
+        node.input[:] = [wanted.get(name, name) for name in node.input]
+        node.output[:] = [wanted.get(name, name) for name in node.output]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename(attribute.g, wanted)
