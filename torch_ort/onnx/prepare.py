@@ -33,14 +33,14 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     if 0 < versions.get("", versions.get("ai.onnx", 0)) < OLDEST_OPSET:
         model = _converted(model)
         versions |= {each.domain: each.version for each in model.opset_import}
-    has_scans = any(node.op_type == "Scan" for node in _nodes(model.graph))
-    if not has_scans and not any(map(_row, _nodes(model.graph))):
+    has_scans = any(node.op_type == "Scan" for node in nodes_of(model.graph))
+    if not has_scans and not any(map(_row, nodes_of(model.graph))):
         return model
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     if has_scans:
         without_scans(copied.graph, _names(copied.graph))
-    rows = [(node, row) for node in _nodes(copied.graph) if (row := _row(node))]
+    rows = [(node, row) for node in nodes_of(copied.graph) if (row := _row(node))]
     for domain in sorted({_mark(node, row, versions) for node, row in rows}):
         copied.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     return copied
@@ -67,13 +67,13 @@ def _domain(node: onnx.NodeProto) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     """Give the nodes of a graph and of the graphs in their attributes."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _nodes(attribute.g)
+                yield from nodes_of(attribute.g)
 
 
 def _mark(node: onnx.NodeProto, row: Row, versions: dict[str, int]) -> str:
@@ -92,7 +92,7 @@ def _mark(node: onnx.NodeProto, row: Row, versions: dict[str, int]) -> str:
 def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
     """Convert the model to the oldest opset that the engine reads."""
     found = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
-    if found[0] < 9 and any(node.op_type == "Scan" for node in _nodes(model.graph)):
+    if found[0] < 9 and any(node.op_type == "Scan" for node in nodes_of(model.graph)):
         raise _C.Unsupported(f"Scan: opset: got {found[0]}, which scans batches, want 9 or newer")
     try:
         return version_converter.convert_version(model, OLDEST_OPSET)

@@ -56,8 +56,8 @@ def export_onnx(
         dynamic: Sizes that may be others than those of `inputs`, by input, dim and the name that it
             gets: `{"x": {0: "batch"}}`. True: all sizes that the graph leaves open.
         output_names: Names for the outputs, in their order, and "output", "output_1", ... else.
-        opset: The newest opset whose operators may be used. It is 20 unless given: onnxruntime lacks
-            forms of operators that came after it, as attention with a mask that is broadcast.
+        opset: The newest opset whose operators may be used. It is 20 unless given, since runtimes
+            lack forms of operators that came later, such as attention with a broadcast mask.
         private: Whether operators of PyTorch that ONNX has not may stand in the file, which only
             this package reads.
 
