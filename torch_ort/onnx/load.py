@@ -137,6 +137,12 @@ def _read(model: Any) -> tuple[_C.Graph, onnx.ModelProto]:
     return _C.Graph.from_onnx(data, directory=folder), file
 
 
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    """Give the initializers of a model that `load_onnx` can make parameters, by their names."""
+    graph, _ = _read(model)
+    return _weights(graph, Program.of(graph))
+
+
 def _weights(graph: _C.Graph, program: Program) -> dict[str, torch.Tensor]:
     """Give the initializers that can be parameters."""
     statistics = {

@@ -30,9 +30,8 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     versions = {each.domain: each.version for each in model.opset_import}
     if model.functions:
         model = inliner.inline_local_functions(model)
-    if 0 < versions.get("", versions.get("ai.onnx", 0)) < OLDEST_OPSET:
-        model = _converted(model)
-        versions |= {each.domain: each.version for each in model.opset_import}
+    model = at_least(model, OLDEST_OPSET)
+    versions |= {each.domain: each.version for each in model.opset_import}
     has_scans = any(node.op_type == "Scan" for node in nodes_of(model.graph))
     if not has_scans and not any(map(_row, nodes_of(model.graph))):
         return model
@@ -89,14 +88,20 @@ def _mark(node: onnx.NodeProto, row: Row, versions: dict[str, int]) -> str:
     return node.domain
 
 
-def _converted(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Convert the model to the oldest opset that the engine reads."""
+def at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """Give the model with an older opset converted to a newer one.
+
+    Raises Unsupported for a Scan of opset 8, which has other inputs, and UserError where onnx
+    cannot convert an operator.
+    """
     found = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
+    if not found or found[0] >= opset:
+        return model
     if found[0] < 9 and any(node.op_type == "Scan" for node in nodes_of(model.graph)):
         raise _C.Unsupported(f"Scan: opset: got {found[0]}, which scans batches, want 9 or newer")
     try:
-        return version_converter.convert_version(model, OLDEST_OPSET)
+        return version_converter.convert_version(model, opset)
     except Exception as error:  # it raises what its C++ throws, of many types
         raise _C.UserError(
-            f"load_onnx: opset: got {found[0]}, which cannot become {OLDEST_OPSET}: {error}"
+            f"opset: got {found[0]}, which cannot become {opset}: {error}"
         ) from error

@@ -98,8 +98,13 @@ MODULES: dict[str, tuple[Names, ...]] = {
     ),
     "amp": (_LOSS_SCALERS,),
     "amp.loss_scaler": (_LOSS_SCALERS,),
-    "api": (Names("CheckpointState Module Optimizer LRScheduler", instead=_LOOP),),
-    "artifacts": (Names("generate_artifacts", instead=_LOOP),),
+    "api": (
+        Names(
+            "CheckpointState Module Optimizer LRScheduler LinearLRScheduler",
+            "torch_ort.onnx.training",
+        ),
+    ),
+    "artifacts": (Names("generate_artifacts LossType OptimType", "torch_ort.onnx.artifacts"),),
     "checkpoint": (
         Names(
             "aggregate_checkpoints experimental_save_checkpoint experimental_load_checkpoint "
