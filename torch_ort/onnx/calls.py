@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from torch_ort import _C
-from torch_ort.onnx.functions import control_flow
+from torch_ort.onnx.functions import Row, control_flow, linear
 from torch_ort.onnx.functions.types import (
     FUNCTION_DOMAIN,
     OPERATIONS,
@@ -97,6 +97,11 @@ def write_graph(program: Program, paths: Mapping[int, str], root: nn.Module) -> 
     return _Writer(program, paths, root).graph
 
 
+def _is_impure(node: fx.Node) -> bool:
+    """Tell whether a node counts although nobody reads it. No submodule of ours does."""
+    return node.op != "call_module" and node.is_impure()
+
+
 class Tracer(fx.Tracer):
     """Traces a module when it is unpickled: what is read of a buffer is no constant."""
 
@@ -127,7 +132,7 @@ class _Writer:
         outputs = [self._value(number) for number in program.outputs]
         is_one = len(outputs) == 1 and not program.is_body
         self.graph.output(outputs[0] if is_one else tuple(outputs))
-        self.graph.eliminate_dead_code()
+        self.graph.eliminate_dead_code(_is_impure)
         self.graph.lint()
 
     def _bind_symbols(self, number: int) -> None:
@@ -220,10 +225,47 @@ class _Writer:
         positional = [self._argument(given, "") for given in args]
         while positional and positional[-1] is None:
             positional.pop()
-        result = self.graph.call_function(row.function, tuple(positional), named)
-        # torch.fx traces the module when it is unpickled, and must not look into the function.
-        result.meta["is_wrapped"] = True
+        if row.is_module:
+            result = self._call_module(row, name, positional, named)
+        else:
+            result = self.graph.call_function(row.function, tuple(positional), named)
+            # torch.fx traces the module when it is unpickled, and must not look into the function.
+            result.meta["is_wrapped"] = True
         self._take(result, outputs, row.gives_one)
+
+    def _call_module(
+        self, row: Row, name: str, positional: Sequence[Any], named: Mapping[str, Any]
+    ) -> fx.Node:
+        made = row.module(positional, named)
+        if linear.is_linear(made):
+            path = self._add_linear(made, positional[1])
+        else:
+            path = self._add_module(name.lower(), made)
+        tensors = [None if i in row.numbers else given for i, given in enumerate(positional)]
+        while tensors and tensors[-1] is None:
+            tensors.pop()
+        return self.graph.call_module(path, tuple(tensors))
+
+    def _add_linear(self, made: nn.Module, weight: fx.Node) -> str:
+        """Make a product a submodule beside its weight; gives its path. It may serve many nodes."""
+        path = linear.path_of(str(weight.target))
+        parent, _, last = path.rpartition(".")
+        owner = self._root.get_submodule(parent)
+        there = getattr(owner, last, None)
+        if type(there) is type(made) and str(there) == str(made):
+            return path
+        if there is not None:
+            return self._add_module("linear", made)
+        owner.add_module(last, made)
+        return path
+
+    def _add_module(self, word: str, module: nn.Module) -> str:
+        """Make a module a submodule of the root; gives its path."""
+        count = 1
+        while hasattr(self._root, f"{word}_{count}"):
+            count += 1
+        self._root.add_module(f"{word}_{count}", module)
+        return f"{word}_{count}"
 
     def _write_control_flow(
         self, name: str, args: list[Any], outputs: list[int | None], carried: int,
@@ -257,11 +299,8 @@ class _Writer:
         paths = {number: f"constant_{number}" for number in body.tensors}
         for number, path in paths.items():
             root.register_buffer(path, body.tensors[number], persistent=False)
-        path = f"body_{sum(each.startswith('body_') for each in self._root._modules)}"
-        while hasattr(self._root, path):
-            path += "_"
-        self._root.add_module(path, fx.GraphModule(root, write_graph(body, paths, root)))
-        return self.graph.get_attr(path)
+        module = fx.GraphModule(root, write_graph(body, paths, root))
+        return self.graph.get_attr(self._add_module("body", module))
 
     def _symbols_of(self, body: Program) -> tuple[Any, ...]:
         names = [name for name in body.symbols if name not in body.inputs.values()]

@@ -15,6 +15,9 @@ from torch import fx, nn
 
 from torch_ort import _C
 from torch_ort.onnx.calls import Program, write_graph
+from torch_ort.onnx.functions import linear
+from torch_ort.onnx.functions.table import BY_MODE
+from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
 from torch_ort.onnx.prepare import prepared
 from torch_ort.onnx.weights import without_weights
 
@@ -22,6 +25,8 @@ Trainable = bool | str | Iterable[str] | Callable[[str, torch.Tensor], bool]
 
 # Inputs that are statistics and no weights, by operator and position.
 _STATISTICS = {"BatchNormalization": (3, 4)}
+# Domains of standard operators, of which functions have some (prepare.py).
+_STANDARD = ("", FUNCTION_DOMAIN, f"{FUNCTION_DOMAIN}.{BY_MODE}")
 
 
 class OnnxModule(fx.GraphModule):
@@ -38,6 +43,7 @@ class OnnxModule(fx.GraphModule):
     def __init__(self, root: nn.Module, graph: fx.Graph, names: Mapping[str, str] | None = None):
         """Take of `root` what the graph reads. torch.fx, which copies modules, gives no names."""
         super().__init__(root, graph, "OnnxModule")
+        link_linear(self)
         kept = self.state_dict()
         self.onnx_names = {path: name for path, name in (names or {}).items() if path in kept}
 
@@ -46,11 +52,29 @@ class OnnxModule(fx.GraphModule):
         copied = super().__deepcopy__(memo)
         copied.onnx_names = dict(self.onnx_names)
         copied.onnx_file = self.onnx_file
+        link_linear(copied)
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as torch.fx does, which makes a GraphModule of it, and the rest."""
         return _unpickle, (super().__reduce__(), self.onnx_names, self.onnx_file)
+
+
+def link_linear(module: fx.GraphModule) -> None:
+    """Tell linear modules which parameters their calls pass."""
+    for node in module.graph.nodes:
+        if node.op != "call_module":
+            continue
+        called = module.get_submodule(node.target)
+        called = getattr(called, "base_layer", called)  # PEFT keeps it there
+        if linear.is_linear(called):
+            called.link(*(_place(module, each) for each in node.args[1:]))
+
+
+def _place(module: nn.Module, node: Any) -> tuple[nn.Module, str]:
+    """Give the module that has the tensor of a node, and its name there."""
+    parent, _, last = str(node.target).rpartition(".")
+    return module.get_submodule(parent), last
 
 
 def _unpickle(reduced: tuple[Any, ...], names: dict[str, str], file: bytes) -> OnnxModule:
@@ -76,8 +100,11 @@ def load_onnx(
     exporters name them, so that `state_dict` has the names of the file. Where an attribute cannot
     have the name, it is another one: `module.onnx_names` has the names in the file by those in
     `state_dict`. Initializers that nothing reads as a tensor, such as sizes and single numbers, are
-    no attributes. The file decides whether dropout drops and which statistics a batch norm uses;
-    `train()` and `eval()` change nothing.
+    no attributes.
+
+    The module is given in the mode of evaluation, in which it computes what the file says. After
+    `train()`, dropout drops, and batch norms use the statistics of the batch and move those of the
+    file, but for nodes of which the file says whether they train.
 
     Args:
         model: A path, the bytes of a file, or a `ModelProto` of the onnx package. External data is
@@ -110,7 +137,7 @@ def load_onnx(
         root.register_buffer(paths[number], program.tensors[number], persistent=False)
     module = OnnxModule(root, write_graph(program, paths, root), names)
     module.onnx_file = without_weights(file, set(module.onnx_names.values()))
-    return module
+    return module.eval()
 
 
 def _read(model: Any) -> tuple[_C.Graph, onnx.ModelProto]:
@@ -149,7 +176,7 @@ def _weights(graph: _C.Graph, program: Program) -> dict[str, torch.Tensor]:
         node["inputs"][i]
         for node in graph.nodes()
         for i in _STATISTICS.get(node["op"], ())
-        if i < len(node["inputs"]) and not node["domain"]
+        if i < len(node["inputs"]) and node["domain"] in _STANDARD
     }
     tensors = {name: program.tensors[number] for number, name in program.initializers.items()}
     return {

@@ -5,18 +5,23 @@ Functions of the file are spelled out, scans are loops, and operators of Python 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 from onnx import inliner, version_converter
 
 from torch_ort import _C
-from torch_ort.onnx.functions.table import TABLE, Row
+from torch_ort.onnx.functions import linear
+from torch_ort.onnx.functions.table import BY_MODE, LINEAR, TABLE, Row
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
 from torch_ort.onnx.scans import without_scans
 
 # The engine's operators are those of this opset and newer ones.
 OLDEST_OPSET = 13
+_FLOATS = (
+    onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)  # fmt: skip
 
 
 def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -32,23 +37,50 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
         model = inliner.inline_local_functions(model)
     model = at_least(model, OLDEST_OPSET)
     versions |= {each.domain: each.version for each in model.opset_import}
+    matrices = {
+        each.name: each.dims for each in model.graph.initializer if each.data_type in _FLOATS
+    }
     has_scans = any(node.op_type == "Scan" for node in nodes_of(model.graph))
-    if not has_scans and not any(map(_row, nodes_of(model.graph))):
+    transposed = linear.transposed(model.graph, matrices)
+    if not has_scans and not transposed and not any(_rows(model.graph, matrices)):
         return model
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     if has_scans:
         without_scans(copied.graph, _names(copied.graph))
-    rows = [(node, row) for node in nodes_of(copied.graph) if (row := _row(node))]
-    for domain in sorted({_mark(node, row, versions) for node, row in rows}):
+    linear.read_untransposed(copied.graph, transposed)
+    rows = list(_rows(copied.graph, matrices))
+    for domain in sorted({_mark(node, domain, row, versions) for node, domain, row in rows}):
         copied.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     return copied
 
 
-def _row(node: onnx.NodeProto) -> Row | None:
-    """Give the row of the function that computes a node; None if the engine does."""
-    row = TABLE.get((_domain(node), node.op_type))
-    return row if row and (not row.when or row.when(node)) else None
+def _rows(
+    graph: onnx.GraphProto, matrices: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[onnx.NodeProto, str, Row]]:
+    """Give the nodes that the engine does not compute, each with a domain and the row."""
+    for node in graph.node:
+        if found := _row(node, matrices):
+            yield node, *found
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                # Bodies of branches and loops have no linear layers, which are modules.
+                yield from _rows(attribute.g, {})
+
+
+def _row(node: onnx.NodeProto, matrices: Mapping[str, Sequence[int]]) -> tuple[str, Row] | None:
+    """Give the domain and the row of what computes a node; None if the engine does.
+
+    `matrices` are the sizes of weights, products with which are modules.
+    """
+    domains = [_domain(node)] if _domain(node) else [BY_MODE, ""]
+    if linear.has_weight(node, matrices):
+        domains = [LINEAR, *domains]
+    for domain in domains:
+        row = TABLE.get((domain, node.op_type))
+        if row and (not row.when or row.when(node)):
+            return domain, row
+    return None
 
 
 def _names(graph: onnx.GraphProto) -> set[str]:
@@ -75,12 +107,11 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from nodes_of(attribute.g)
 
 
-def _mark(node: onnx.NodeProto, row: Row, versions: dict[str, int]) -> str:
-    """Move a node into the domain of functions, which is the result (csrc/ops/function.h)."""
-    domain = _domain(node)
+def _mark(node: onnx.NodeProto, domain: str, row: Row, versions: dict[str, int]) -> str:
+    """Move a node into a domain of functions, which is the result (csrc/ops/function.h)."""
     facts = {"numbers": list(row.numbers), "draws": int(row.draws)}
     if row.takes("opset"):
-        facts["opset"] = versions.get(domain, 1)
+        facts["opset"] = versions.get(_domain(node), 1)
     for name, given in facts.items():
         if given != []:
             node.attribute.append(onnx.helper.make_attribute(f"torch_ort.{name}", given))

@@ -11,8 +11,10 @@ from torch_ort.onnx.functions import attention as attention
 from torch_ort.onnx.functions import elementwise as elementwise
 from torch_ort.onnx.functions import images as images
 from torch_ort.onnx.functions import indexing as indexing
+from torch_ort.onnx.functions import linear as linear
 from torch_ort.onnx.functions import loss as loss
 from torch_ort.onnx.functions import matmul as matmul
+from torch_ort.onnx.functions import modes as modes
 from torch_ort.onnx.functions import normalization as normalization
 from torch_ort.onnx.functions import quantization as quantization
 from torch_ort.onnx.functions import recurrent as recurrent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -15,6 +15,10 @@ from torch_ort.core.dtypes import dtype_of_number
 
 # The domain of the operators that ONNX Runtime adds.
 MICROSOFT = "com.microsoft"
+# In the place of a domain: standard operators that compute otherwise while a module is trained.
+BY_MODE = "by_mode"
+# The same for products with a matrix of the file.
+LINEAR = "linear"
 
 # Dims of a tensor, where None is one that nothing tells before the function runs.
 Dims = list[Any]
@@ -29,8 +33,11 @@ class Row:
     have. A parameter `wanted` gets a flag for each output of the node, and `opset` the version of
     the operator's domain.
 
+    Or it is a class of modules, made with a mapping from positions to numbers and with the
+    attributes, and called with the inputs.
+
     Attributes:
-        function: The function.
+        function: The function, or the class.
         numbers: Positions of inputs that it takes as lists of numbers: constants and sizes.
         when: Whether the function computes a node. It does so for all unless this is given: for
             operators of which the engine computes other forms itself.
@@ -46,6 +53,16 @@ class Row:
     types: Callable[..., list[tuple[Any, Dims]]] | None = None
 
     @property
+    def is_module(self) -> bool:
+        """Whether the operator is a class of modules."""
+        return isinstance(self.function, type)
+
+    def module(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> torch.nn.Module:
+        """Make the module of a node, from its inputs and from what it takes by name."""
+        numbers = {slot: arguments[slot] for slot in self.numbers if slot < len(arguments)}
+        return self.function(numbers, **named)
+
+    @property
     def attributes(self) -> set[str]:
         """The names of the attributes that the function takes."""
         parameters = inspect.signature(self.function).parameters.values()
@@ -55,7 +72,8 @@ class Row:
     @property
     def gives_one(self) -> bool:
         """Whether the function gives a tensor, rather than a tuple."""
-        return inspect.signature(self.function).return_annotation == "Tensor"
+        call = self.function.forward if self.is_module else self.function  # type: ignore[attr-defined]
+        return inspect.signature(call).return_annotation == "Tensor"
 
     def takes(self, name: str) -> bool:
         """Tell whether the function has a parameter."""

@@ -139,7 +139,10 @@ def _run(
     if row.types is not None:
         return list(row.types(*arguments, **named))
     with torch.no_grad():
-        results = row.function(*arguments, **named)
+        if row.is_module:
+            results = row.module(arguments, named).eval()(*arguments)
+        else:
+            results = row.function(*arguments, **named)
     if not isinstance(results, tuple):
         results = (results,)
     return [None if each is None else (each.dtype, list(each.shape)) for each in results]
