@@ -6,14 +6,16 @@ Tensors of heads are (batch, heads, length, features).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from torch_ort import _C
-from torch_ort.onnx.functions.table import MICROSOFT, dtype_of, of_onnx
+from torch_ort.onnx.functions.table import MICROSOFT, Dims, dtype_of, of_onnx
 
 
 def to_heads(x: Tensor, heads: int) -> Tensor:
@@ -137,7 +139,9 @@ def _attend(
     steps.append(scores)
     # A query that may look at nothing: its weights are 0, and so are its gradients.
     is_blind = (scores == -math.inf).all(-1, keepdim=True)
-    weights = scores.masked_fill(is_blind, 0).softmax(-1, dtype_of(precision) if precision else None)
+    weights = scores.masked_fill(is_blind, 0).softmax(
+        -1, dtype_of(precision) if precision else None
+    )
     steps.append(weights.masked_fill(is_blind, 0).to(query.dtype))
     return steps[3] @ value, steps[mode]
 
@@ -215,7 +219,7 @@ def rotary_embedding(
     """
     heads = to_heads(x, num_heads) if x.ndim == 3 else x
     if position_ids is not None:
-        cos, sin = cos[position_ids], sin[position_ids]
+        cos, sin = F.embedding(position_ids, cos), F.embedding(position_ids, sin)
     dim = rotary_embedding_dim or heads.shape[-1]
     turned = _rotated(heads, cos.unsqueeze(1), sin.unsqueeze(1), bool(interleaved), dim)
     return from_heads(turned) if x.ndim == 3 else turned
@@ -228,8 +232,8 @@ def rotary_embedding_of_ort(
     is_packed_batching: int = 0,
 ) -> Tensor:  # fmt: skip
     """Rotate as ONNX's operator does; positions may be one number, that of the first token."""
-    if is_packed_batching:
-        raise _C.Unsupported("RotaryEmbedding: is_packed_batching: got 1, want 0")
+    # Its documents say that the scale is used, and its kernels do not use it.
+    _expect("RotaryEmbedding", is_packed_batching=(is_packed_batching, 0), scale=(scale, 1))
     if x.ndim == 3 and not num_heads:
         num_heads = x.shape[-1] // (2 * cos.shape[-1])
     if position_ids.ndim < 2:
@@ -243,35 +247,94 @@ def rotary_embedding_of_ort(
 
 
 # ---- attention of ONNX Runtime
+#
+# Where files are read, these functions run on the meta device, to give the sizes of their results.
+# What masks and biases have as sizes is not looked at there: the number of all keys has a name of
+# its own in most files, and that it is the sum of others is only known in a call.
 
 
-def _mask_of_keys(mask: Tensor | None, length: int | torch.SymInt, name: str) -> Tensor | None:
-    """Give where keys count, from their numbers (batch) or from ones and zeros; None for all."""
+def _expect(name: str, **facts: tuple[Any, Any]) -> None:
+    """Refuse what a function does not compute: of each fact, what the node has and what it may."""
+    for what, (found, expected) in facts.items():
+        if found != expected:
+            raise _C.Unsupported(f"{name}: {what}: got {found}, want {expected}")
+
+
+def _expect_none(name: str, **inputs: Tensor | None) -> None:
+    """Refuse inputs that a function does not look at."""
+    for what, given in inputs.items():
+        if given is not None:
+            raise _C.Unsupported(f"{name}: {what}: got one, want none")
+
+
+def _expect_both(name: str, **inputs: Tensor | None) -> None:
+    """Refuse the one of two inputs that say nothing alone."""
+    missing = [what for what, given in inputs.items() if given is None]
+    if len(missing) == 1:
+        raise _C.UserError(f"{name}: {' and '.join(inputs)}: got no {missing[0]}, want both")
+
+
+def _counting_keys(
+    mask: Tensor | None, query: Tensor, length: int | torch.SymInt, past: int | torch.SymInt,
+    name: str, ranks: Sequence[int],
+) -> Tensor | None:  # fmt: skip
+    """Give where keys count; None where all do.
+
+    A mask has ones where keys count, (batch, keys) or (batch, queries, keys), or (batch, 1, most
+    keys, most keys) for all queries that the past may have had. With one dim, it has the number of
+    keys that count of each row, and behind these perhaps the numbers of keys before them, or places
+    in rows that are joined without their padding, which rows with padding have no use for.
+    """
     if mask is None:
         return None
+    if mask.ndim not in ranks:
+        raise _C.Unsupported(f"{name}: got rank {mask.ndim}, want {ranks[0]} to {ranks[-1]}")
+    if mask.is_meta:
+        return None
     if mask.ndim == 1:
-        return torch.arange(length, device=mask.device) < mask.view(-1, 1, 1, 1)
-    if mask.ndim > 4 or mask.ndim < 1:
-        raise _C.Unsupported(f"{name}: mask: got rank {mask.ndim}, want 1 to 4")
-    counts = mask != 0
+        batch = query.shape[0]
+        if mask.shape[0] == 3 * batch + 2:
+            mask = mask[:batch]
+        ends, *starts = mask.view(-1, batch, 1, 1, 1).unbind()
+        if len(starts) > 1:
+            raise _C.Unsupported(
+                f"{name}: got {mask.shape[0]} numbers for a batch of {batch}, want {batch}, "
+                f"{2 * batch} or {3 * batch + 2}"
+            )
+        keys = torch.arange(length, device=mask.device)
+        return (keys < ends) & (keys >= starts[0]) if starts else keys < ends
+    if mask.ndim == 2 and mask.shape[1] == 1 and length != 1:
+        return None  # a mask of all keys at once moves all scores of a query, which changes nothing
+    if mask.ndim == 4:
+        mask = mask[:, :, past : past + query.shape[2], :length]
+    counts = mask > 0
     while counts.ndim < 4:
         counts = counts.unsqueeze(1)
     return counts
 
 
-def _filtered(
+def _pushed(
     query: Tensor, key: Tensor, counts: Tensor | None, bias: Tensor | None, filter_value: float,
     past: int | torch.SymInt, is_causal: bool,
 ) -> Mask:  # fmt: skip
-    """Give the mask of ONNX Runtime's operators, which push scores down in place of leaving out."""
-    mask = Mask(bias=bias)
+    """Give the mask of ONNX Runtime's operators, which push scores down in place of leaving out.
+
+    Keys that do not count lose a number, and those behind a query get the lowest of all. The last
+    query looks at all keys, also where there are more of these than queries.
+    """
+    if query.is_meta:
+        return Mask()
+    lowest = torch.finfo(query.dtype).min
+    added = query.new_zeros(())
     if counts is not None:
-        pushed = (~counts).to(query.dtype) * filter_value
-        mask.bias = pushed if bias is None else bias + pushed
+        added = added.masked_fill(~counts, max(filter_value, lowest))
     if is_causal:
         at, keys = _positions(query, key, past, None)
-        mask.allow(keys <= at)
-    return mask
+        is_hidden = (keys > at) & (at < past + query.shape[2] - 1)
+        added = added.masked_fill(is_hidden, lowest)
+    if counts is None and not is_causal:
+        return Mask(bias=bias)
+    return Mask(bias=added if bias is None else bias + added)
 
 
 def _by_kernel(
@@ -289,13 +352,16 @@ def attention_of_ort(
     past_sequence_length: Tensor | None = None, *, num_heads: int, unidirectional: int = 0,
     qkv_hidden_sizes: tuple[int, ...] = (), scale: float = 0.0, mask_filter_value: float = -10000.0,
     do_rotary: int = 0, rotary_embedding_dim: int = 0, past_present_share_buffer: int = 0,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Project tokens to queries, keys and values, and attend; gives keys and values, too.
 
     Past and present are (2, batch, heads, length, features).
     """
-    if do_rotary or past_present_share_buffer:
-        raise _C.Unsupported("Attention: do_rotary and past_present_share_buffer: want 0")
+    _expect(
+        "Attention", do_rotary=(do_rotary, 0),
+        past_present_share_buffer=(past_present_share_buffer, 0),
+    )  # fmt: skip
     projected = x @ weights if bias is None else x @ weights + bias
     sizes = list(qkv_hidden_sizes) or [projected.shape[-1] // 3] * 3
     query, key, value = (to_heads(part, num_heads) for part in projected.split(sizes, -1))
@@ -303,12 +369,21 @@ def attention_of_ort(
     if past is not None:
         before = past.shape[3]
         key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
-    counts = _mask_of_keys(mask_index, key.shape[2], "Attention")
-    mask = _filtered(
+    present = None
+    if len(wanted) > 1 and wanted[1]:
+        if key.shape[-1] != value.shape[-1]:
+            raise _C.Unsupported(
+                f"Attention: present: got {value.shape[-1]} features of values, want "
+                f"{key.shape[-1]}, as keys have"
+            )
+        present = torch.stack([key, value])
+    counts = _counting_keys(
+        mask_index, query, key.shape[2], before, "Attention: mask_index", range(1, 5)
+    )
+    mask = _pushed(
         query, key, counts, attention_bias, mask_filter_value, before, bool(unidirectional)
     )
-    result = from_heads(_by_kernel(query, key, value, mask, scale))
-    return result, torch.stack([key, value]) if key.shape == value.shape else key
+    return from_heads(_by_kernel(query, key, value, mask, scale)), present
 
 
 @of_onnx("MultiHeadAttention", domain=MICROSOFT)
@@ -316,20 +391,26 @@ def multi_head_attention(
     query: Tensor, key: Tensor | None = None, value: Tensor | None = None,
     bias: Tensor | None = None, key_padding_mask: Tensor | None = None,
     attention_bias: Tensor | None = None, past_key: Tensor | None = None,
-    past_value: Tensor | None = None, *, num_heads: int, scale: float = 0.0,
-    unidirectional: int = 0, mask_filter_value: float = -10000.0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Attend with projected queries; gives the result, keys and values.
+    past_value: Tensor | None = None, past_sequence_length: Tensor | None = None,
+    cache_indirection: Tensor | None = None, *, num_heads: int, scale: float = 0.0,
+    unidirectional: int = 0, mask_filter_value: float = -10000.0, wanted: tuple[bool, ...],
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """Attend with projected queries; gives the result, keys, values, and masked scores.
 
     Queries are (batch, length, heads · features). Keys and values are the same, or heads; both may
     be packed into keys, (batch, length, heads, 2, features), and all three into queries.
     """
+    _expect_none(
+        "MultiHeadAttention", past_sequence_length=past_sequence_length,
+        cache_indirection=cache_indirection,
+    )  # fmt: skip
+    _expect_both("MultiHeadAttention", past_key=past_key, past_value=past_value)
     if query.ndim == 5:
         query, key, value = (part.flatten(2) for part in query.unbind(3))
     elif key is not None and key.ndim == 5:
         key, value = (part.flatten(2) for part in key.unbind(3))
     if key is None or value is None:
-        raise _C.UserError("MultiHeadAttention: got no keys or values, want both")
+        raise _C.UserError("MultiHeadAttention: key and value: got one or none, want both")
     if bias is not None:
         width = query.shape[-1]
         query = query + bias[:width]
@@ -342,31 +423,71 @@ def multi_head_attention(
     if past_key is not None and past_value is not None:
         past = past_key.shape[2]
         key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
-    counts = _mask_of_keys(key_padding_mask, key.shape[2], "MultiHeadAttention")
-    mask = _filtered(
+    counts = _counting_keys(
+        key_padding_mask, query, key.shape[2], past, "MultiHeadAttention: key_padding_mask",
+        range(1, 4),
+    )  # fmt: skip
+    mask = _pushed(
         query, key, counts, attention_bias, mask_filter_value, past, bool(unidirectional)
     )
-    return from_heads(_by_kernel(query, key, value, mask, scale)), key, value
+    if len(wanted) > 3 and wanted[3]:
+        result, scores = _attend(query, key, value, mask, scale or None, 0.0, 0, 2)
+        return from_heads(result), key, value, scores
+    return from_heads(_by_kernel(query, key, value, mask, scale)), key, value, None
 
 
-@of_onnx("GroupQueryAttention", domain=MICROSOFT)
+def _types_of_group_query_attention(*inputs: Any, **named: Any) -> list[tuple[Any, Dims]]:
+    result, *present = group_query_attention(*inputs, **named)[:3]
+    has_past = len(inputs) > 3 and inputs[3] is not None
+    types: list[tuple[Any, Dims]] = [(result.dtype, list(result.shape))]
+    for x in present:
+        # The larger one of two sizes: of which one is larger, trials know nothing.
+        batch, heads, length, width = x.shape
+        types.append((x.dtype, [batch, heads, None if has_past else length, width]))
+    return types
+
+
+@of_onnx(
+    "GroupQueryAttention", domain=MICROSOFT, numbers=(6,), types=_types_of_group_query_attention
+)
 def group_query_attention(
-    query: Tensor, key: Tensor | None, value: Tensor | None, past_key: Tensor | None = None,
-    past_value: Tensor | None = None, seqlens_k: Tensor | None = None,
-    total_sequence_length: Tensor | None = None, cos_cache: Tensor | None = None,
-    sin_cache: Tensor | None = None, position_ids: Tensor | None = None,
-    attention_bias: Tensor | None = None, *, num_heads: int, kv_num_heads: int, scale: float = 0.0,
-    softcap: float = 0.0, local_window_size: int = -1, do_rotary: int = 0,
-    rotary_interleaved: int = 0, smooth_softmax: int = 0,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    query: Tensor, key: Tensor | None, value: Tensor | None, past_key: Tensor | None,
+    past_value: Tensor | None, seqlens_k: Tensor, total_sequence_length: Sequence[int],
+    cos_cache: Tensor | None = None, sin_cache: Tensor | None = None,
+    position_ids: Tensor | None = None, attention_bias: Tensor | None = None,
+    head_sink: Tensor | None = None, k_scale: Tensor | None = None, v_scale: Tensor | None = None,
+    q_norm_weight: Tensor | None = None, k_norm_weight: Tensor | None = None,
+    query_seqlens: Tensor | None = None, *, num_heads: int, kv_num_heads: int, scale: float = 0.0,
+    softcap: float = 0.0, local_window_size: int = -1, causal: int = 1, do_rotary: int = 0,
+    rotary_interleaved: int = 0, smooth_softmax: int = -1, qk_output: int = 0,
+    sliding_window_cache: int = 0, k_quant_type: str = "NONE", v_quant_type: str = "NONE",
+    kv_cache_bit_width: int = 0, qk_norm_epsilon: float = 1e-6, q_norm_epsilon: float = 1e-6,
+    k_norm_epsilon: float = 1e-6, wanted: tuple[bool, ...],
+) -> tuple[Tensor, Tensor, Tensor, None]:  # fmt: skip
     """Attend causally, where a head of keys serves several of queries; gives keys and values too.
 
-    Queries are (batch, length, heads · features), and may have keys and values behind them. The
-    past is what came before in all rows of the batch, and the present has both.
-    `seqlens_k` is the last position of each row that counts.
+    Queries are (batch, length, heads · features), and may have keys and values behind them.
+    `seqlens_k` is the last position of each row, of all that come before and of the new ones, and
+    the total the largest number of positions. The past is as long as what comes before, or has
+    space for the new ones: these stand behind what the row has had.
     """
-    if smooth_softmax:
-        raise _C.Unsupported("GroupQueryAttention: smooth_softmax: got 1, want 0")
+    name = "GroupQueryAttention"
+    _expect_none(
+        name, k_scale=k_scale, v_scale=v_scale, q_norm_weight=q_norm_weight,
+        k_norm_weight=k_norm_weight, query_seqlens=query_seqlens,
+    )  # fmt: skip
+    _expect(
+        name, qk_output=(qk_output, 0), sliding_window_cache=(sliding_window_cache, 0),
+        k_quant_type=(k_quant_type, "NONE"), v_quant_type=(v_quant_type, "NONE"),
+        kv_cache_bit_width=(kv_cache_bit_width, 0), outputs=(max(len(wanted), 3), 3),
+    )  # fmt: skip
+    if local_window_size == 0 or (local_window_size > 0 and not causal):
+        raise _C.Unsupported(
+            f"{name}: local_window_size: got {local_window_size} and causal {causal}, want -1, or "
+            f"more than 0 and causal 1"
+        )
+    _expect_both(name, key=key, value=value)
+    _expect_both(name, past_key=past_key, past_value=past_value)
     if key is None or value is None:
         width = query.shape[-1] // (num_heads + 2 * kv_num_heads)
         parts = [num_heads * width, kv_num_heads * width, kv_num_heads * width]
@@ -374,27 +495,77 @@ def group_query_attention(
     query, key, value = (
         to_heads(query, num_heads), to_heads(key, kv_num_heads), to_heads(value, kv_num_heads)
     )  # fmt: skip
-    past = past_key.shape[2] if past_key is not None else 0
+    (total,) = total_sequence_length
+    length, past = query.shape[2], 0 if past_key is None else past_key.shape[2]
+    if not query.is_meta and total != past + length and not length <= total <= past:
+        raise _C.UserError(
+            f"{name}: total_sequence_length: got {total}, want {past + length}, or from {length} "
+            f"to {past} where the past has space"
+        )
+    last = seqlens_k.view(-1, 1)  # (batch, 1), as the numbers of positions before the new ones
+    before = (last + 1 - length).clamp(min=0)
+    at = before + torch.arange(length, device=query.device)
     if do_rotary:
         if cos_cache is None or sin_cache is None:
-            raise _C.UserError("GroupQueryAttention: do_rotary: got no cosines and sines")
+            raise _C.UserError(f"{name}: do_rotary: got no cosines and sines")
         if position_ids is None:
-            position_ids = past + torch.arange(query.shape[2], device=query.device).unsqueeze(0)
-        cos, sin = cos_cache[position_ids].unsqueeze(1), sin_cache[position_ids].unsqueeze(1)
+            position_ids = at
+        elif length == total:  # of a prompt, they give the place of the first token alone
+            first = position_ids.flatten()[:1]
+            position_ids = first + torch.arange(length, device=query.device).expand_as(at)
+        cos, sin = (F.embedding(position_ids, x).unsqueeze(1) for x in (cos_cache, sin_cache))
         query, key = (
             _rotated(x, cos, sin, bool(rotary_interleaved), 2 * cos.shape[-1]) for x in (query, key)
         )
     if past_key is not None and past_value is not None:
-        key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
-    mask = Mask(bias=attention_bias)
-    at, keys = _positions(query, key, past, None)
-    mask.allow(keys <= at)
-    if local_window_size >= 0:
+        size = torch.sym_max(total, past)
+        key = _placed_behind(past_key, key, before, size)
+        value = _placed_behind(past_value, value, before, size)
+    mask = Mask()
+    keys = torch.arange(key.shape[2], device=query.device)
+    last, at = last.view(-1, 1, 1, 1), at.view(at.shape[0], 1, length, 1)
+    at = torch.minimum(at, last)  # what is behind the end of a row looks at what its last one does
+    mask.allow(keys <= (at if causal else last))
+    if local_window_size > 0:
         mask.allow(keys > at - local_window_size)
-    if seqlens_k is not None:
-        mask.allow(keys <= seqlens_k.view(-1, 1, 1, 1))
+    if attention_bias is not None and not query.is_meta:
+        mask.bias = F.pad(attention_bias, (0, key.shape[2] - total))
+    results = (key, value)
+    if head_sink is None and smooth_softmax == 1:
+        head_sink = query.new_zeros(num_heads)
+    if head_sink is not None:
+        key, value, mask = _with_sink(query, key, value, mask, head_sink)
     if softcap:
         result, _ = _attend(query, key, value, mask, scale or None, softcap, 0, 0)
     else:
         result = _by_kernel(query, key, value, mask, scale)
-    return from_heads(result), key, value
+    return from_heads(result), *results, None
+
+
+def _placed_behind(past: Tensor, new: Tensor, before: Tensor, size: int | torch.SymInt) -> Tensor:
+    """Place what is new of each row behind the first ones of the past, and zeros behind that."""
+    places = torch.arange(size, device=new.device)
+    length = new.shape[2]
+    has_past, has_any = places < before, places < before + length
+    among_new = (past.shape[2] + places - before).clamp(max=past.shape[2] + length - 1)
+    source = torch.where(has_past, places, among_new)[:, None, :, None]
+    both = torch.cat([past, new], 2)
+    found = both.gather(2, source.expand(-1, both.shape[1], -1, both.shape[3]))
+    return found.masked_fill(~has_any[:, None, :, None], 0)
+
+
+def _with_sink(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, sink: Tensor
+) -> tuple[Tensor, Tensor, Mask]:
+    """Give one more key and value of zeros: it takes its share of each query, and gives nothing.
+
+    Its score is 0, to which the mask adds the number of each head.
+    """
+    if mask.bias is None:
+        mask.bias = query.new_zeros(1, 1, 1, 1)
+    bias = mask.bias.to(query.dtype).expand(-1, query.shape[1], -1, -1)
+    if mask.allowed is not None:
+        bias = bias.masked_fill(~mask.allowed, -math.inf)
+    sinks = sink.to(query.dtype).view(1, -1, 1, 1).expand(bias.shape[0], -1, query.shape[2], 1)
+    key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
+    return key, value, Mask(bias=torch.cat([bias, sinks], -1))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torch_ort.onnx.functions.table import of_onnx
+from torch_ort.onnx.functions.table import MICROSOFT, dtype_of, of_onnx
 
 # No label: PyTorch's losses always have a number that they leave out.
 _NO_LABEL = -(2**63)
@@ -63,15 +62,18 @@ def softmax_cross_entropy(
     return loss, None
 
 
-@of_onnx("SoftmaxCrossEntropyLossInternal", domain="com.microsoft", numbers=(3,))
+@of_onnx("SoftmaxCrossEntropyLossInternal", domain=MICROSOFT, numbers=(3,))
 def softmax_cross_entropy_internal(
     scores: Tensor, labels: Tensor, weights: Tensor | None = None,
     ignore_index: list[int] | None = None, *, reduction: str = "mean", wanted: tuple[bool, ...],
     output_type: int = 0,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """The same, where the label that is left out is an input."""
-    loss, log_prob = softmax_cross_entropy(
+    """The same, where the label that is left out is an input, with results of another dtype."""
+    if output_type:
+        scores = scores.to(dtype_of(output_type))
+    if weights is not None:
+        weights = weights.to(scores.dtype)
+    return softmax_cross_entropy(
         scores, labels, weights, ignore_index=ignore_index[0] if ignore_index else None,
         reduction=reduction, wanted=wanted,
     )  # fmt: skip
-    return loss, log_prob if log_prob is not None else torch.log_softmax(scores, 1)

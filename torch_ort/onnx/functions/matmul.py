@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,7 +15,7 @@ from torch_ort.onnx.functions.table import MICROSOFT, of_onnx
 @of_onnx("Einsum")
 def einsum(*inputs: Tensor, equation: str) -> Tensor:
     """Sum products of elements over the indices that the result lacks."""
-    return torch.einsum(equation, *inputs)
+    return torch.einsum(equation, *inputs).to(inputs[0].dtype)  # sums of integers are int64
 
 
 def _transposed(x: Tensor, is_transposed: int, has_moved_batch: int) -> Tensor:
@@ -32,20 +34,44 @@ def fused_matmul(
     return product if alpha == 1 else alpha * product
 
 
+# Activations of FusedGemm by name, and which of alpha, beta and gamma they take. They have no
+# defaults there.
+_ACTIVATIONS: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+    "Relu": (F.relu, ()),
+    "Tanh": (torch.tanh, ()),
+    "Sigmoid": (torch.sigmoid, ()),
+    "Softplus": (F.softplus, ()),
+    "Softsign": (F.softsign, ()),
+    "LeakyRelu": (F.leaky_relu, ("alpha",)),
+    "Elu": (F.elu, ("alpha",)),
+    "Celu": (F.celu, ("alpha",)),
+    "ThresholdedRelu": (lambda x, alpha: F.threshold(x, alpha, 0.0), ("alpha",)),
+    "HardSigmoid": (lambda x, alpha, beta: (alpha * x + beta).clamp(0, 1), ("alpha", "beta")),
+    "ScaledTanh": (lambda x, alpha, beta: alpha * torch.tanh(beta * x), ("alpha", "beta")),
+    "ParametricSoftplus": (lambda x, alpha, beta: alpha * F.softplus(beta * x), ("alpha", "beta")),
+    "Selu": (lambda x, alpha, gamma: gamma * F.elu(x, alpha), ("alpha", "gamma")),
+}
+
+
 @of_onnx("FusedGemm", domain=MICROSOFT)
 def fused_gemm(
     a: Tensor, b: Tensor, c: Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0,
-    transA: int = 0, transB: int = 0, activation: str = "", activation_alpha: float = 0.0,
-    activation_beta: float = 0.0, activation_gamma: float = 0.0,
+    transA: int = 0, transB: int = 0, activation: str = "", activation_alpha: float | None = None,
+    activation_beta: float | None = None, activation_gamma: float | None = None,
 ) -> Tensor:  # fmt: skip
     """Gemm and an activation."""
-    functions = {
-        "": lambda x: x, "Relu": F.relu, "Tanh": torch.tanh, "Sigmoid": torch.sigmoid,
-        "LeakyRelu": lambda x: F.leaky_relu(x, activation_alpha),
-    }  # fmt: skip
-    if activation not in functions:
-        raise _C.Unsupported(
-            f"FusedGemm: activation: got {activation}, want one of {', '.join(functions)}"
-        )
     result = alpha * (_transposed(a, transA, 0) @ _transposed(b, transB, 0))
-    return functions[activation](result if c is None else result + beta * c)
+    if c is not None:
+        result = result + beta * c
+    if not activation:
+        return result
+    if activation not in _ACTIVATIONS:
+        raise _C.Unsupported(
+            f"FusedGemm: activation: got {activation}, want one of {', '.join(_ACTIVATIONS)}"
+        )
+    function, names = _ACTIVATIONS[activation]
+    given = {"alpha": activation_alpha, "beta": activation_beta, "gamma": activation_gamma}
+    missing = [f"activation_{name}" for name in names if given[name] is None]
+    if missing:
+        raise _C.UserError(f"FusedGemm: {activation}: got no {', '.join(missing)}")
+    return function(result, *(given[name] for name in names))
