@@ -73,6 +73,15 @@ class Listing {
     return all;
   }
 
+  // Names of values of the graph, by number; values between the calls of a node have none.
+  py::dict names() const {
+    py::dict all;
+    for (const auto& [value, number] : numbers_) {
+      if (!value->name.empty()) all[py::int_(number)] = value->name;
+    }
+    return all;
+  }
+
   // Dims of values that have symbols, by number.
   py::dict dims() const {
     py::dict all;
@@ -144,6 +153,7 @@ py::dict program_of(const ir::Graph& graph, const ops::CallList& list) {
   result["calls"] = listing.calls();
   result["constants"] = listing.constants();
   result["dims"] = listing.dims();
+  result["names"] = listing.names();
   return result;
 }
 

@@ -15,6 +15,7 @@ from onnx_cases import TWO_LAYERS, Tagger, by_onnxruntime, export, model_of
 from torch import nn
 
 import torch_ort
+from torch_ort import UserError
 
 pytestmark = pytest.mark.ort_only
 
@@ -167,6 +168,35 @@ def test_a_weight_of_two_products_is_one_layer() -> None:
     torch.testing.assert_close(loaded(x), x @ w @ w @ w.t())
     loaded(x).sum().backward()
     assert loaded.w.grad is not None
+
+
+# ---- values by name
+
+
+@pytest.mark.parametrize("through", [lambda m: m, copy.deepcopy,
+                                     lambda m: pickle.loads(pickle.dumps(m))])  # fmt: skip
+def test_hooks_on_values(through) -> None:
+    loaded = through(torch_ort.load_onnx(model_of(TWO_LAYERS)))
+    assert {"x", "h", "scaled", "g", "y"} <= set(loaded.value_names)
+    seen = []
+    value = loaded.value("h")
+    assert loaded.value("h") is value
+    x = torch.randn(2, 3)
+    before = loaded(x)
+    handle = value.register_forward_hook(lambda module, args, result: seen.append(result))
+    torch.testing.assert_close(loaded(x), before, rtol=0, atol=0)
+    torch.testing.assert_close(seen[0], x @ loaded.get_parameter("first.weight"))
+    handle.remove()
+    value.register_forward_hook(lambda module, args, result: result * 0)
+    bias = loaded.get_parameter("second.bias")
+    torch.testing.assert_close(loaded(x), bias.expand(2, 2))
+    again = copy.deepcopy(loaded)
+    assert again.value("h") is not None
+    assert "h" in again.value_names
+    compiled = torch.compile(loaded, backend="ort")
+    torch.testing.assert_close(compiled(x), bias.expand(2, 2))
+    with pytest.raises(UserError, match="value: got 'factor', want one of value_names"):
+        loaded.value("factor")
 
 
 # ---- low-rank adapters

@@ -23,6 +23,9 @@ from torch_ort.onnx.functions.types import (
 )
 from torch_ort.pytorch import graph_compat
 
+# Where a node of torch.fx says which value of the file it gives.
+VALUE_NAME = "onnx_value"
+
 # Kinds of arguments that calls give by PyTorch's names.
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 
@@ -50,6 +53,7 @@ class Program:
     # function (functions/), and what computes its bodies if it is a branch or a loop.
     calls: list[tuple[str, str, list[Any], list[int | None], str, str, dict, dict[str, Program]]]
     dims: dict[int, list[Dim]]  # of the values that have sizes with symbols
+    names: dict[int, str]  # of values of the file
     is_body: bool  # of a branch or a loop
     # What is given beside the inputs: integers among these that are read as sizes, and, for a body,
     # symbols of the graph around it.
@@ -76,7 +80,8 @@ class Program:
         ]
         return cls(
             dict(found["inputs"]), [number for number, _ in found["outputs"]], initializers,
-            tensors, calls, found["dims"], is_body, found["symbols"], found["types"],
+            tensors, calls, found["dims"], found["names"], is_body, found["symbols"],
+            found["types"],
         )  # fmt: skip
 
 
@@ -132,6 +137,9 @@ class _Writer:
         outputs = [self._value(number) for number in program.outputs]
         is_one = len(outputs) == 1 and not program.is_body
         self.graph.output(outputs[0] if is_one else tuple(outputs))
+        for number, value in self._values.items():
+            if number in program.names and value.op != "get_attr":
+                value.meta[VALUE_NAME] = program.names[number]
         self.graph.eliminate_dead_code(_is_impure)
         self.graph.lint()
 

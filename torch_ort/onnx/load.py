@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from torch import fx, nn
 
 from torch_ort import _C
-from torch_ort.onnx.calls import Program, write_graph
+from torch_ort.onnx.calls import VALUE_NAME, Program, write_graph
 from torch_ort.onnx.functions import linear
 from torch_ort.onnx.functions.table import BY_MODE
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
@@ -22,6 +22,9 @@ from torch_ort.onnx.prepare import prepared
 from torch_ort.onnx.weights import without_weights
 
 Trainable = bool | str | Iterable[str] | Callable[[str, torch.Tensor], bool]
+
+# Where a node that a value goes through says which one it is.
+_WATCHES = "onnx_watched"
 
 # Inputs that are statistics and no weights, by operator and position.
 _STATISTICS = {"BatchNormalization": (3, 4)}
@@ -47,6 +50,37 @@ class OnnxModule(fx.GraphModule):
         kept = self.state_dict()
         self.onnx_names = {path: name for path, name in (names or {}).items() if path in kept}
 
+    @property
+    def value_names(self) -> list[str]:
+        """The names of the values of the file that `value` finds, in the order of the graph."""
+        found = (node.meta.get(VALUE_NAME) for node in self.graph.nodes)
+        return [name for name in found if name is not None]
+
+    def value(self, name: str) -> nn.Module:
+        """Give a module that a value goes through, for hooks: `register_forward_hook` and others.
+
+        What a hook gives takes the place of the value. Ask before the module is compiled.
+
+        Raises UserError if no node gives the value, as where it was a constant, or two nodes of the
+        file became one call.
+        """
+        node = next((n for n in self.graph.nodes if n.meta.get(VALUE_NAME) == name), None)
+        if node is None:
+            raise _C.UserError(f"value: got '{name}', want one of value_names")
+        for user in node.users:
+            if user.op == "call_module" and user.meta.get(_WATCHES) == name:
+                return self.get_submodule(str(user.target))
+        count = sum(each.startswith("value_") for each in self._modules)
+        while hasattr(self, f"value_{count}"):
+            count += 1
+        self.add_module(f"value_{count}", nn.Identity())
+        with self.graph.inserting_after(node):
+            through = self.graph.call_module(f"value_{count}", (node,))
+        through.meta[_WATCHES] = name
+        node.replace_all_uses_with(through, lambda user: user is not through)
+        self.recompile()
+        return self.get_submodule(f"value_{count}")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> OnnxModule:
         """Copy also what torch.fx does not know of."""
         copied = super().__deepcopy__(memo)
@@ -57,7 +91,12 @@ class OnnxModule(fx.GraphModule):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as torch.fx does, which makes a GraphModule of it, and the rest."""
-        return _unpickle, (super().__reduce__(), self.onnx_names, self.onnx_file)
+        # torch.fx keeps the nodes and their order, but not what is said of them.
+        said = [
+            {key: node.meta[key] for key in (VALUE_NAME, _WATCHES) if key in node.meta}
+            for node in self.graph.nodes
+        ]
+        return _unpickle, (super().__reduce__(), self.onnx_names, self.onnx_file, said)
 
 
 def link_linear(module: fx.GraphModule) -> None:
@@ -77,9 +116,13 @@ def _place(module: nn.Module, node: Any) -> tuple[nn.Module, str]:
     return module.get_submodule(parent), last
 
 
-def _unpickle(reduced: tuple[Any, ...], names: dict[str, str], file: bytes) -> OnnxModule:
+def _unpickle(
+    reduced: tuple[Any, ...], names: dict[str, str], file: bytes, said: list[dict[str, str]]
+) -> OnnxModule:
     make, arguments = reduced
     module = make(*arguments)
+    for node, of_node in zip(module.graph.nodes, said, strict=True):
+        node.meta |= of_node
     unpickled = OnnxModule(module, module.graph, names)
     unpickled.onnx_file = file
     return unpickled

@@ -14,6 +14,7 @@ from torch_ort import _C
 from torch_ort.onnx.functions import linear
 from torch_ort.onnx.functions.table import BY_MODE, LINEAR, TABLE, Row
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
+from torch_ort.onnx.quantization import join_quantization
 from torch_ort.onnx.scans import without_scans
 
 # The engine's operators are those of this opset and newer ones.
@@ -49,6 +50,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     if has_scans:
         without_scans(copied.graph, _names(copied.graph))
     linear.read_untransposed(copied.graph, transposed)
+    join_quantization(copied.graph)
     rows = list(_rows(copied.graph, matrices))
     for domain in sorted({_mark(node, domain, row, versions) for node, domain, row in rows}):
         copied.opset_import.append(onnx.helper.make_opsetid(domain, 1))

@@ -1,0 +1,53 @@
+"""Quantizing and dequantizing as one node, through which gradients pass.
+
+A QuantizeLinear gives integers, which have no gradients. Where a DequantizeLinear reads them with
+the same scale and zero point, the two are the function `fake_quantize`.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto, helper
+
+# What the pair is called, in the domain torch_ort.
+JOINED = "FakeQuantize"
+_INTEGERS = (
+    TensorProto.INT8, TensorProto.UINT8, TensorProto.INT16, TensorProto.UINT16, TensorProto.INT32,
+)  # fmt: skip
+
+
+def join_quantization(graph: onnx.GraphProto) -> None:
+    """Let nodes of the graph that dequantize what another quantizes read what that one reads."""
+    quantized = {
+        node.output[0]: node
+        for node in graph.node
+        if node.op_type == "QuantizeLinear" and not node.domain
+    }
+    dtypes = {each.name: each.data_type for each in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "DequantizeLinear" or node.domain or node.input[0] not in quantized:
+            continue
+        first = quantized[node.input[0]]
+        zero_point = _zero_point(first)
+        if list(first.input[1:]) != list(node.input[1:]) or _form(first) != _form(node):
+            continue
+        if zero_point and dtypes.get(zero_point) not in _INTEGERS:
+            continue
+        if not zero_point:
+            zero_point = f"{first.output[0]}_zero_point"
+            if zero_point not in dtypes:  # uint8 is the dtype without one
+                zero = helper.make_tensor(zero_point, TensorProto.UINT8, [], [0])
+                graph.initializer.append(zero)
+                dtypes[zero_point] = TensorProto.UINT8
+        node.input[:] = [first.input[0], first.input[1], zero_point]
+        node.op_type, node.domain = JOINED, "torch_ort"
+
+
+def _zero_point(node: onnx.NodeProto) -> str:
+    return node.input[2] if len(node.input) > 2 else ""
+
+
+def _form(node: onnx.NodeProto) -> tuple[int, int]:
+    """Give axis and size of a block."""
+    given = {each.name: each.i for each in node.attribute}
+    return given.get("axis", 1), given.get("block_size", 0)
