@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from function_cases import call_function, distinct
+from function_cases import Case, distinct, file_of, tensors_of
 from torch import Tensor
+
+import torch_ort
 
 pytestmark = pytest.mark.ort_only
 
@@ -42,16 +44,14 @@ def ints(*numbers: Any) -> Tensor:
     return torch.tensor(numbers)
 
 
-# A case has inputs, attributes, and the number of outputs, 1 if it is left out. Of inputs, sizes
-# stand for random numbers, a function and sizes for what it makes, lists are numbers, and tensors
-# of floating point are no leaves.
-Case = tuple[Any, ...]
+# A case as a tuple: inputs, attributes, and the number of outputs, 1 if it is left out.
+Given = tuple[Any, ...]
 
 HEADS: list[Any] = [(2, 4, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3)]
 SQUARE: list[Any] = [(1, 2, 4, 3), (1, 2, 4, 3), (1, 2, 4, 3)]
 PAST: list[Any] = [(2, 2, 2, 4), (2, 2, 2, 3)]
 
-ATTENTION: dict[str, Case] = {
+ATTENTION: dict[str, Given] = {
     "plain": (SQUARE, {}),
     "gqa": (HEADS, {}),
     "scale": (SQUARE, {"scale": 0.3}),
@@ -82,7 +82,7 @@ ATTENTION: dict[str, Case] = {
     "precision": (SQUARE, {"softmax_precision": 11}),
 }
 
-ROTARY: dict[str, Case] = {
+ROTARY: dict[str, Given] = {
     "halves": ([(2, 2, 3, 4), (5, 2), (5, 2), ints([0, 1, 4], [2, 2, 3])], {}),
     "pairs": ([(2, 2, 3, 4), (5, 2), (5, 2), ints([0, 1, 4], [2, 2, 3])], {"interleaved": 1}),
     "of tokens": ([(2, 2, 3, 4), (2, 3, 2), (2, 3, 2)], {}),
@@ -93,7 +93,7 @@ ROTARY: dict[str, Case] = {
 
 LINEAR: list[Any] = [(2, 3, 8), (2, 3, 4), (2, 3, 6)]
 STATE = (2, 2, 2, 3)
-LINEAR_ATTENTION: dict[str, Case] = {
+LINEAR_ATTENTION: dict[str, Given] = {
     rule: (
         [*LINEAR, STATE, (2, 3, 2) if "gated" in rule else None,
          (2, 3, 2) if "delta" in rule else None],
@@ -106,7 +106,7 @@ LINEAR_ATTENTION: dict[str, Case] = {
     ),
 }  # fmt: skip
 
-GRID_SAMPLE: dict[str, Case] = {
+GRID_SAMPLE: dict[str, Given] = {
     f"{len(sizes)}-D, {mode}, {padding}, {align}": (
         [(1, 2, *sizes), (places, 1, 2, *[1] * (len(sizes) - 1), len(sizes))],
         {"mode": mode, "padding_mode": padding, "align_corners": align},
@@ -123,7 +123,7 @@ COORDINATES = (
     "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
     "tf_crop_and_resize",
 )  # fmt: skip
-RESIZE: dict[str, Case] = {
+RESIZE: dict[str, Given] = {
     f"{mode}, {coordinates}, {word}": (
         [(1, 2, 4, 5),
          [0.0, 0.0, 0.1, 0.2, 1.0, 1.0, 0.8, 0.9] if coordinates[:2] == "tf" else None, *target],
@@ -149,7 +149,7 @@ RESIZE: dict[str, Case] = {
 
 ROIS = torch.tensor([[0.3, 0.4, 3.6, 4.1], [1.1, 0.2, 5.3, 2.7]], dtype=torch.float64)
 OFFSETS = (2, 8, 2, 3)  # of windows of 2 by 2 over images of 3 by 4
-SAMPLING: dict[str, Case] = {
+SAMPLING: dict[str, Given] = {
     "AffineGrid: 2-D": ([(2, 2, 3), [2, 1, 3, 4]], {"align_corners": 1}),
     "AffineGrid: 3-D": ([(1, 3, 4), [1, 1, 2, 3, 2]], {}),
     **{
@@ -172,12 +172,12 @@ SAMPLING: dict[str, Case] = {
     ),
 }  # fmt: skip
 
-PICKED: dict[str, Case] = {
+PICKED: dict[str, Given] = {
     "Col2Im: 2-D": ([(1, 8, 6), [3, 4], [2, 2]], {}),
     "Col2Im: 1-D, strides": (
         [(2, 4, 4), [6], [2]], {"strides": [2], "pads": [1, 1], "dilations": [1]}
     ),
-    "Col2Im: 3-D": ([(1, 4, 18), [2, 4, 4], [2, 1, 2]], {"dilations": [1, 1, 1],
+    "Col2Im: 3-D": ([(1, 4, 24), [2, 4, 4], [2, 1, 2]], {"dilations": [1, 1, 1],
                     "strides": [1, 1, 1], "pads": [0, 0, 0, 1, 0, 0]}),
     **{
         f"ScatterND: {reduction}": (
@@ -196,7 +196,8 @@ PICKED: dict[str, Case] = {
     "OneHot: values": ([ints(0, -1, 7), [3], (2,)], {"axis": 0}),
     "Compress: axis": ([(3, 4), torch.tensor([True, False, True])], {"axis": 1}),
     "Compress: flat": ([(3, 4), torch.tensor([False, True, True, False, True])], {}),
-    "Unique: values": ([torch.tensor([2.0, 1.0, 2.0]).double()], {}),
+    "Unique: flat": ([(distinct, 2, 3)], {}),
+    "Unique: axis": ([(distinct, 3, 2)], {"axis": 0, "sorted": 0}),
     "TopK: largest": ([(distinct, 3, 5), [2]], {}),
     "TopK: smallest": ([(distinct, 3, 5), [2]], {"axis": 0, "largest": 0}),
     "ReverseSequence: time first": ([(4, 3, 2), ints(1, 4, 0)], {}),
@@ -214,7 +215,7 @@ PICKED: dict[str, Case] = {
     "Pad: axes": ([(2, 3, 2), [1, 2], None, [1]], {"mode": "reflect"}),
 }  # fmt: skip
 
-POOLS: dict[str, Case] = {
+POOLS: dict[str, Given] = {
     **{
         f"{op}: {word}": ([(distinct, 1, 2, *sizes)], attributes)
         for op in ("AveragePool", "MaxPool", "LpPool")
@@ -256,7 +257,7 @@ POOLS: dict[str, Case] = {
                          {"kernel_shape": [2, 2], "strides": [2, 2]}),
 }  # fmt: skip
 
-CONVOLUTIONS: dict[str, Case] = {
+CONVOLUTIONS: dict[str, Given] = {
     "Conv: same upper": (
         [(1, 2, 4, 5), (4, 1, 3, 2), (4,)],
         {"auto_pad": "SAME_UPPER", "group": 2, "strides": [2, 1]},
@@ -299,7 +300,7 @@ FUNCTIONS = {
     "RNN": ["Softsign"], "GRU": ["HardSigmoid", "ScaledTanh"],
     "LSTM": ["Sigmoid", "Affine", "Elu"],
 }  # fmt: skip
-RECURRENT: dict[str, Case] = {}
+RECURRENT: dict[str, Given] = {}
 for op, gates in GATES.items():
     num_outputs = 3 if op == "LSTM" else 2
 
@@ -336,7 +337,7 @@ RECURRENT |= {
 
 CHANNELS = (2, 3, 2, 2)
 ONE_VALUE = torch.full((1, 2, 3), 0.7, dtype=torch.float64, requires_grad=True)
-NORMS: dict[str, Case] = {
+NORMS: dict[str, Given] = {
     "InstanceNormalization: 2-D": ([CHANNELS, (3,), (3,)], {}),
     "InstanceNormalization: 1-D": ([(2, 3, 4), (3,), (3,)], {"epsilon": 0.1}),
     "InstanceNormalization: one element": ([(2, 3, 1), (3,), (3,)], {"epsilon": 0.1}),
@@ -358,8 +359,8 @@ NORMS: dict[str, Case] = {
     "MeanVarianceNormalization: axes": ([(2, 3, 4)], {"axes": [-1, 0]}),
     "LpNormalization: 1": ([(distinct, 2, 3)], {"p": 1}),
     "LpNormalization: 2": ([(2, 3, 2)], {"axis": 1}),
-    "SimplifiedLayerNormalization: last": ([(2, 3, 4), (4,)], {}, 2),
-    "SimplifiedLayerNormalization: two": ([(2, 3, 4), (3, 4)], {"axis": 1}, 2),
+    "SimplifiedLayerNormalization: last": ([(2, 3, 4), (4,)], {}),
+    "SimplifiedLayerNormalization: two": ([(2, 3, 4), (3, 4)], {"axis": 1}),
 }  # fmt: skip
 
 LABELS: dict[str, Any] = {
@@ -368,7 +369,7 @@ LABELS: dict[str, Any] = {
     "4-D": ((1, 3, 2, 2), ints([[0, 2], [1, 1]])),
     "5-D": ((1, 3, 2, 1, 2), ints([[[0, 2]], [[1, 1]]])),
 }
-LOSSES: dict[str, Case] = {
+LOSSES: dict[str, Given] = {
     f"{op}: {rank}, {reduction}{words}": (
         [*LABELS[rank], (positive, 3) if words else None],
         {"reduction": reduction, **({"ignore_index": 1} if "without" in words else {})},
@@ -380,7 +381,7 @@ LOSSES: dict[str, Case] = {
     for words in ("", ", weights", ", weights without one")
 }  # fmt: skip
 
-SIGNALS: dict[str, Case] = {
+SIGNALS: dict[str, Given] = {
     "DFT: real": ([(2, 5, 1), None, [1]], {}),
     "DFT: complex": ([(2, 4, 2), None, [-2]], {}),
     "DFT: inverse": ([(2, 4, 2), None, [1]], {"inverse": 1}),
@@ -393,7 +394,7 @@ SIGNALS: dict[str, Case] = {
     "STFT: no window": ([(1, 7, 1), [2], None, [3]], {}),
 }
 
-SINGLE: dict[str, Case] = {
+SINGLE: dict[str, Given] = {
     "Celu: alpha": ([(distinct, 3, 4)], {"alpha": 0.6}),
     "Shrink: all": ([(distinct, 3, 4)], {"lambd": 0.45, "bias": 0.2}),
     "ThresholdedRelu: alpha": ([(distinct, 3, 4)], {"alpha": 0.6}),
@@ -418,7 +419,7 @@ SINGLE: dict[str, Case] = {
     "Det: batch": ([(2, 3, 3)], {}),
 }  # fmt: skip
 
-GRADIENTS: dict[str, Case] = {
+GRADIENTS: dict[str, Given] = {
     f"{op}: {words}": case
     for op, cases in {
         "Attention": ATTENTION, "RotaryEmbedding": ROTARY, "LinearAttention": LINEAR_ATTENTION,
@@ -428,33 +429,65 @@ GRADIENTS: dict[str, Case] = {
 } | SAMPLING | PICKED | POOLS | CONVOLUTIONS | RECURRENT | NORMS | LOSSES | SIGNALS | SINGLE  # fmt: skip
 
 
-def made(given: Any) -> Any:
-    """Make an input of a case."""
-    if not isinstance(given, tuple):
-        return given
-    if callable(given[0]):
-        return given[0](*given[1:]).requires_grad_()
-    return torch.randn(*given, dtype=torch.float64).requires_grad_()
-
-
-def operator_of(name: str) -> str:
-    return name.partition(":")[0]
-
-
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name: str) -> None:
-    given, attributes, num_outputs = (*GRADIENTS[name], 1)[:3]
-    inputs = [made(each) for each in given]
-    leaves = [each for each in inputs if isinstance(each, Tensor) and each.requires_grad]
+    case = Case(*GRADIENTS[name])
+    inputs = case.made(torch.float64)
+    module = torch_ort.load_onnx(file_of(name.partition(":")[0], case, inputs))
+    given = tensors_of(inputs)
+    leaves = [
+        each for each, of_case in zip(inputs, case.inputs, strict=True)
+        if isinstance(of_case, tuple) and each.is_floating_point()
+    ]  # fmt: skip
+    assert leaves
+    for each in leaves:
+        each.requires_grad_()
 
-    def call(*leaves: Tensor) -> Sequence[Tensor]:
-        rest = iter(leaves)
-        filled = [
-            next(rest) if isinstance(each, Tensor) and each.requires_grad else each
-            for each in inputs
-        ]
-        outputs = call_function(operator_of(name), filled, attributes, num_outputs)
-        return [each for each in outputs if each is not None and each.requires_grad]
+    def call(*values: Tensor) -> Sequence[Tensor]:
+        rest = iter(values)
+        outputs = module(*(next(rest) if each.requires_grad else each for each in given))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return [each for each in outputs if each.requires_grad]
 
-    assert call(*leaves)
     assert torch.autograd.gradcheck(call, leaves)
+
+
+# Inputs of zeros, at which roots and quotients have no finite slope of their own.
+ZEROS: dict[str, Given] = {
+    "LpNormalization: 1": ([(torch.zeros, 2, 3)], {"p": 1}),
+    "LpNormalization: 2": ([(torch.zeros, 2, 3)], {}),
+    "GlobalLpPool: 2": ([(torch.zeros, 1, 2, 3)], {}),
+    "GlobalLpPool: 3": ([(torch.zeros, 1, 2, 3)], {"p": 3}),
+    "LpPool: 2": ([(torch.zeros, 1, 2, 4)], {"kernel_shape": [2]}),
+    "LpPool: 3": ([(torch.zeros, 1, 2, 4)], {"kernel_shape": [2], "p": 3}),
+    "MeanVarianceNormalization: usual": ([(torch.zeros, 2, 3, 2, 2)], {}),
+    "InstanceNormalization: usual": ([(torch.zeros, 2, 3, 4), (3,), (3,)], {}),
+    "BatchNormalization: usual": (
+        [(torch.zeros, 2, 3, 4), (3,), (3,), torch.ones(3), torch.ones(3)], {"training_mode": 1}
+    ),
+    "LRN: usual": ([(torch.zeros, 1, 4, 2)], {"size": 3}),
+    "SimplifiedLayerNormalization: usual": ([(torch.zeros, 2, 4), (4,)], {}),
+    "Det: singular": ([(torch.zeros, 3, 3)], {}),
+    "CumProd: usual": ([(torch.zeros, 2, 3), 1], {}),
+    "ScatterND: mul": (
+        [(torch.zeros, 3), ints([1], [1]), (torch.zeros, 2)], {"reduction": "mul"}
+    ),
+    **{f"Attention: {words}": ATTENTION[words] for words in ATTENTION if "nothing" in words},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ZEROS)
+def test_gradients_of_zeros_are_finite(name: str) -> None:
+    case = Case(*ZEROS[name])
+    inputs = case.made(torch.float32)
+    inputs = [each.float() if isinstance(each, Tensor) and each.is_floating_point() else each
+              for each in inputs]  # fmt: skip
+    module = torch_ort.load_onnx(file_of(name.partition(":")[0], case, inputs))
+    leaves = [each for each in tensors_of(inputs) if each.is_floating_point()]
+    for each in leaves:
+        each.requires_grad_()
+    outputs = module(*tensors_of(inputs))
+    first = outputs[0] if isinstance(outputs, tuple) else outputs
+    assert first.isfinite().all()
+    for gradient in torch.autograd.grad(first.sum(), leaves, allow_unused=True):
+        assert gradient is None or gradient.isfinite().all()

@@ -201,9 +201,7 @@ def _read(model: Any) -> tuple[_C.Graph, onnx.ModelProto]:
     except DecodeError:
         _C.Graph.from_onnx(data)  # says in words what is wrong
         raise
-    ready = prepared(file)
-    if ready is not file:
-        data = ready.SerializeToString()
+    data = prepared(file).SerializeToString()
     return _C.Graph.from_onnx(data, directory=folder), file
 
 

@@ -11,6 +11,7 @@ import onnx
 from onnx import inliner, version_converter
 
 from torch_ort import _C
+from torch_ort.onnx.folding import fold_numbers
 from torch_ort.onnx.functions import linear
 from torch_ort.onnx.functions.table import BY_MODE, LINEAR, TABLE, Row
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
@@ -26,7 +27,7 @@ _FLOATS = (
 
 
 def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Give the model as the engine reads it; the given one stays as it is, or is the result.
+    """Give the model as the engine reads it; the given one stays as it is.
 
     Functions that the file defines are written where they are called, an opset older than 13
     becomes 13, and nodes that functions of torch_ort/onnx/functions compute are marked.
@@ -41,17 +42,16 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     matrices = {
         each.name: each.dims for each in model.graph.initializer if each.data_type in _FLOATS
     }
-    has_scans = any(node.op_type == "Scan" for node in nodes_of(model.graph))
-    transposed = linear.transposed(model.graph, matrices)
-    if not has_scans and not transposed and not any(_rows(model.graph, matrices)):
-        return model
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
-    if has_scans:
-        without_scans(copied.graph, _names(copied.graph))
-    linear.read_untransposed(copied.graph, transposed)
-    join_quantization(copied.graph)
-    rows = list(_rows(copied.graph, matrices))
+    graph = copied.graph
+    taken = _names(graph)
+    if any(node.op_type == "Scan" for node in nodes_of(graph)):
+        without_scans(graph, taken)
+    fold_numbers(graph, versions.get("", versions.get("ai.onnx", OLDEST_OPSET)), taken)
+    linear.read_untransposed(graph, linear.transposed(graph, matrices))
+    join_quantization(graph)
+    rows = list(_rows(graph, matrices))
     for domain in sorted({_mark(node, domain, row, versions) for node, domain, row in rows}):
         copied.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     return copied

@@ -22,10 +22,12 @@ def join_quantization(graph: onnx.GraphProto) -> None:
         node.output[0]: node
         for node in graph.node
         if node.op_type == "QuantizeLinear" and not node.domain
-    }
+        and len(node.input) > 1 and node.output
+    }  # fmt: skip
     dtypes = {each.name: each.data_type for each in graph.initializer}
     for node in graph.node:
-        if node.op_type != "DequantizeLinear" or node.domain or node.input[0] not in quantized:
+        is_other = node.op_type != "DequantizeLinear" or node.domain or len(node.input) < 2
+        if is_other or node.input[0] not in quantized:
             continue
         first = quantized[node.input[0]]
         zero_point = _zero_point(first)

@@ -152,7 +152,7 @@ def _cumulated(
 ) -> Tensor:
     given = x.flip(axis) if reverse else x
     result = cumulate(given, axis, dtype=x.dtype)
-    if exclusive:
+    if exclusive and x.shape[axis] > 0:
         start = torch.full_like(result.narrow(axis, 0, 1), first)
         result = torch.cat([start, result.narrow(axis, 0, x.shape[axis] - 1)], axis)
     return result.flip(axis) if reverse else result

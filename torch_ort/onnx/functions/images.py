@@ -30,6 +30,11 @@ def upsample(
     )  # fmt: skip
 
 
+# The factor of an axis as a quotient of integers: what is computed from sizes stays whole, so that
+# no float depends on sizes that are symbols, and places are rounded once.
+Factor = tuple[Any, Any]
+
+
 @of_onnx("Resize", numbers=(1, 2, 3))
 def resize(
     x: Tensor, roi: Sequence[float] | None = None, scales: Sequence[float] | None = None,
@@ -46,19 +51,24 @@ def resize(
     """
     if mode == "nearest" and exclude_outside:  # the weight of what is left would be 0 / 0
         raise _C.Unsupported("Resize: exclude_outside: got mode nearest, want linear or cubic")
+    if mode != "nearest" and not x.is_floating_point():  # ONNX does not say how to round
+        raise _C.Unsupported(f"Resize: mode {mode}: got {x.dtype}, want a floating-point dtype")
     chosen = [axis % x.ndim for axis in axes] or list(range(x.ndim))
     lengths, factors = _lengths(x, chosen, scales, sizes, keep_aspect_ratio_policy)
     if not (antialias or exclude_outside):
         result = _by_kernel(
-            x, chosen, lengths, factors, bool(scales), mode, coordinate_transformation_mode,
-            nearest_mode, cubic_coeff_a,
+            x, chosen, lengths, factors, bool(scales) or keep_aspect_ratio_policy != "stretch",
+            mode, coordinate_transformation_mode, nearest_mode, cubic_coeff_a,
         )  # fmt: skip
         if result is not None:
             return result
     is_cropped = coordinate_transformation_mode == "tf_crop_and_resize"
     is_outside: Any = False
+    dtype = x.dtype
+    if mode != "nearest" and dtype.itemsize < 4:  # halves are rounded once, not for each axis
+        x = x.float()
     for i, axis in enumerate(chosen):
-        if not is_cropped and isinstance(factors[i], float | int) and factors[i] == 1:
+        if not is_cropped and factors[i][0] == factors[i][1]:
             continue
         start, end = (roi[i], roi[i + len(chosen)]) if roi else (0.0, 1.0)
         places = _places(
@@ -70,58 +80,54 @@ def resize(
         if mode == "nearest":
             x = x.index_select(axis, _nearest(places, nearest_mode, x.shape[axis]))
             continue
-        stretch = max(1.0, 1 / factors[i]) if antialias else 1.0
+        narrowed = factors[i] if antialias and factors[i][0] < factors[i][1] else (1, 1)
         weights = _weights(
-            places, x.shape[axis], mode, stretch, cubic_coeff_a, bool(exclude_outside)
+            places, x.shape[axis], mode, narrowed, cubic_coeff_a, bool(exclude_outside)
         )
         x = (x.movedim(axis, -1) @ weights.to(x.dtype).t()).movedim(-1, axis)
-    return torch.where(is_outside, extrapolation_value, x).to(x.dtype) if is_cropped else x
+    return (torch.where(is_outside, extrapolation_value, x) if is_cropped else x).to(dtype)
 
 
 def _lengths(
     x: Tensor, axes: list[int], scales: Sequence[float] | None, sizes: Sequence[int] | None,
     policy: str,
-) -> tuple[list[Any], list[Any]]:  # fmt: skip
+) -> tuple[list[Any], list[Factor]]:  # fmt: skip
     """Give the new sizes of axes, and their factors."""
     if scales:
-        pairs = zip(axes, scales, strict=True)
-        return [_floor(x.shape[axis], factor) for axis, factor in pairs], list(scales)
+        factors: list[Factor] = [factor.as_integer_ratio() for factor in scales]
+        return [x.shape[axis] * n // d for axis, (n, d) in zip(axes, factors, strict=True)], factors
     if not sizes:
         raise _C.UserError("Resize: got neither scales nor sizes")
-    ratios = [
-        1.0 if size == x.shape[axis] else size / x.shape[axis]
+    factors = [
+        (1, 1) if size == x.shape[axis] else (size, x.shape[axis])
         for axis, size in zip(axes, sizes, strict=True)
     ]
     if policy == "stretch":
-        return list(sizes), ratios
-    factor = min(ratios) if policy == "not_larger" else max(ratios)
+        return list(sizes), factors
+    n, d = factors[0]
+    for n2, d2 in factors[1:]:
+        is_smaller = n2 * d < n * d2
+        if is_smaller == (policy == "not_larger"):
+            n, d = n2, d2
     # Half a pixel is rounded up.
-    lengths = [math.floor(x.shape[axis] * factor + 0.5) for axis in axes]
-    return lengths, [factor] * len(axes)
-
-
-def _floor(size: Any, factor: float) -> Any:
-    """Round a product down, in integers where the factor is one."""
-    return size * int(factor) if factor == int(factor) else math.floor(size * factor)
+    return [(2 * x.shape[axis] * n + d) // (2 * d) for axis in axes], [(n, d)] * len(axes)
 
 
 def _by_kernel(
-    x: Tensor, axes: list[int], lengths: list[Any], factors: list[Any], has_factors: bool,
+    x: Tensor, axes: list[int], lengths: list[Any], factors: list[Factor], is_rounded: bool,
     mode: str, coordinates: str, nearest: str, cubic: float,
 ) -> Tensor | None:  # fmt: skip
     """Call a kernel of PyTorch's for the last dims of an image; None where there is none."""
     spatial = range(2, x.ndim)
-    pairs = list(zip(axes, factors, strict=True))
     is_image = 3 <= x.ndim <= 5 and all(axis in axes for axis in spatial)
     if isinstance(x.shape[0], int) and x.shape[0] == 0:  # the kernels' types are wrong for none
         return None
-    if not is_image or any(axis < 2 and factor != 1 for axis, factor in pairs):
+    if not is_image or any(axis < 2 and n != d for axis, (n, d) in zip(axes, factors, strict=True)):
         return None
     at = [axes.index(axis) for axis in spatial]
     size = [lengths[i] for i in at]
-    exact = [factors[i] * x.shape[axis] for i, axis in zip(at, spatial, strict=True)]
     # By factors, an image may end within a pixel, which kernels do not know.
-    if has_factors and any(e != n for e, n in zip(exact, size, strict=True)):
+    if is_rounded and any(x.shape[axes[i]] * factors[i][0] % factors[i][1] != 0 for i in at):
         return None
     is_half = coordinates == "half_pixel" or (
         coordinates == "pytorch_half_pixel" and all(isinstance(n, int) and n > 1 for n in size)
@@ -138,25 +144,27 @@ def _by_kernel(
 
 
 def _places(
-    length: Any, resized: Any, factor: Any, coordinates: str, start: float, end: float, x: Tensor
+    length: Any, resized: Any, factor: Factor, coordinates: str, start: float, end: float, x: Tensor
 ) -> Tensor:
     """Give the places in the old axis of those in the new one (ONNX, Resize)."""
     at = torch.arange(resized, device=x.device, dtype=torch.float64)
-    width = factor * length  # need not be an integer
+    n, d = factor
+    # ONNX's width is length · n / d, and need not be an integer.
     if coordinates == "half_pixel":
-        return (at + 0.5) / factor - 0.5
+        return (2 * at + 1) * d / (2 * n) - 0.5
     if coordinates == "half_pixel_symmetric":
-        return (length - resized / factor) / 2 + (at + 0.5) / factor - 0.5
+        return ((2 * at + 1) * d + (length * n - resized * d)) / (2 * n) - 0.5
     if coordinates == "pytorch_half_pixel":
-        return (at + 0.5) / factor - 0.5 if resized > 1 else at * 0
+        return (2 * at + 1) * d / (2 * n) - 0.5 if resized > 1 else at * 0
     if coordinates == "align_corners":
-        return at * (length - 1) / (width - 1) if width != 1 else at * 0
+        return at * ((length - 1) * d) / (length * n - d) if length * n != d else at * 0
     if coordinates == "asymmetric":
-        return at / factor
+        return at * d / n
     if coordinates == "tf_crop_and_resize":
-        if width > 1:
-            return start * (length - 1) + at * (end - start) * (length - 1) / (width - 1)
-        return at * 0 + 0.5 * (start + end) * (length - 1)
+        first = torch.zeros_like(at) + (length - 1)
+        if length * n > d:
+            return first * start + at * (end - start) * ((length - 1) * d) / (length * n - d)
+        return first * (0.5 * (start + end))
     raise _C.Unsupported(f"Resize: coordinate_transformation_mode: got {coordinates}")
 
 
@@ -171,13 +179,13 @@ def _nearest(places: Tensor, mode: str, length: Any) -> Tensor:
 
 
 def _weights(
-    places: Tensor, length: Any, mode: str, stretch: float, cubic: float, exclude_outside: bool
+    places: Tensor, length: Any, mode: str, factor: Factor, cubic: float, exclude_outside: bool
 ) -> Tensor:
     """Give (new places, old places): what each old pixel adds to a new one."""
-    half = (2 if mode == "cubic" else 1) * stretch
-    reach = math.ceil(half)
+    n, d = factor  # at most 1, by which the filter is wider
+    reach = -(-(2 if mode == "cubic" else 1) * d // n)
     old = torch.arange(-reach, length + reach, device=places.device, dtype=torch.float64)
-    distance = (old - places.unsqueeze(1)).abs() / stretch
+    distance = (old - places.unsqueeze(1)).abs() * n / d
     if mode == "cubic":
         near = ((cubic + 2) * distance - (cubic + 3)) * distance**2 + 1
         far = cubic * (((distance - 5) * distance + 8) * distance - 4)
@@ -197,8 +205,21 @@ def _weights(
 
 @of_onnx("AffineGrid", numbers=(1,))
 def affine_grid(theta: Tensor, size: Sequence[int], *, align_corners: int = 0) -> Tensor:
-    """Give the places of images under affine maps (batch, 2, 3) or (batch, 3, 4)."""
-    return F.affine_grid(theta, list(size), align_corners=bool(align_corners))
+    """Give the places of images under affine maps (batch, 2, 3) or (batch, 3, 4).
+
+    It is spelled out, since PyTorch's function takes no sizes that are symbols.
+    """
+    lengths = list(size[2:])
+    if align_corners and any(length == 1 for length in lengths):  # both corners are one pixel
+        raise _C.Unsupported("AffineGrid: align_corners: got a size of 1, want 2 or more")
+    places = []
+    for i, length in enumerate(lengths):
+        at = torch.arange(length, device=theta.device, dtype=theta.dtype)
+        at = 2 * at / (length - 1) - 1 if align_corners else (2 * at + 1) / length - 1
+        places.append(at.view(*[-1 if j == i else 1 for j in range(len(lengths))]).expand(lengths))
+    one = torch.ones_like(places[0])
+    pixels = torch.stack([*reversed(places), one], -1).flatten(0, -2)
+    return (pixels @ theta.transpose(1, 2)).unflatten(1, lengths)
 
 
 @of_onnx("GridSample")
@@ -388,7 +409,7 @@ def roi_align(
 def _largest_corner(x: Tensor, batch: Tensor, y: Tensor, along: Tensor) -> Tensor:
     """Give the largest of the four weighted pixels around a place, as ONNX's maximum does."""
     height, width = x.shape[2], x.shape[3]
-    image = x[batch.long()]
+    image = x.index_select(0, batch.long().view(1)).squeeze(0)
     corners = []
     for i, j in itertools.product((0, 1), (0, 1)):
         row, column = y.floor() + i, along.floor() + j

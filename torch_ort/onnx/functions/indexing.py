@@ -20,9 +20,9 @@ def depth_to_space(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
     if mode == "CRD":
         return F.pixel_shuffle(x, blocksize)
     batch, channels, height, width = x.shape
-    blocks = x.reshape(batch, blocksize, blocksize, -1, height, width)
-    moved = blocks.permute(0, 3, 4, 1, 5, 2)
     kept = channels // blocksize**2
+    blocks = x.reshape(batch, blocksize, blocksize, kept, height, width)
+    moved = blocks.permute(0, 3, 4, 1, 5, 2)
     return moved.reshape(batch, kept, height * blocksize, width * blocksize)
 
 
@@ -36,7 +36,8 @@ def space_to_depth(x: Tensor, *, blocksize: int, mode: str = "DCR") -> Tensor:
         batch, channels, height // blocksize, blocksize, width // blocksize, blocksize
     )
     moved = blocks.permute(0, 3, 5, 1, 2, 4)
-    return moved.reshape(batch, -1, height // blocksize, width // blocksize)
+    made = channels * blocksize**2
+    return moved.reshape(batch, made, height // blocksize, width // blocksize)
 
 
 @of_onnx("CenterCropPad", numbers=(1,))
@@ -101,8 +102,9 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
     number = torch.zeros_like(places[0])
     for at, size in zip(places, x.shape, strict=False):
         number = number * size + at
-    parts = x.reshape(math.prod(x.shape[:depth]), -1)
-    rows = updates.reshape(-1, parts.shape[1])
+    length = math.prod(x.shape[depth:])
+    parts = x.reshape(math.prod(x.shape[:depth]), length)
+    rows = updates.reshape(math.prod(indices.shape[:-1]), length)
     source = number.reshape(-1, 1).expand_as(rows)
     return parts.scatter_reduce(0, source, rows, _SCATTERED[reduction]).view(x.shape)
 
@@ -227,8 +229,8 @@ def col2im(
     counts = [
         (padded[i] - dilations[i] * (block_shape[i] - 1) - 1) // strides[i] + 1 for i in range(rank)
     ]
-    batch = x.shape[0]
-    blocks = x.reshape(batch, -1, *block_shape, *counts)
+    batch, channels = x.shape[0], x.shape[1] // math.prod(block_shape)
+    blocks = x.reshape(batch, channels, *block_shape, *counts)
     # The place of each element of each block in the padded image.
     place = torch.zeros([1] * 2 * rank, dtype=torch.int64, device=x.device)
     for i in range(rank):
@@ -237,9 +239,8 @@ def col2im(
         sizes = [1] * (2 * rank)
         sizes[i], sizes[rank + i] = block_shape[i], counts[i]
         place = place * padded[i] + (within.unsqueeze(1) + start).reshape(sizes)
-    channels = blocks.shape[1]
     image = x.new_zeros(batch, channels, math.prod(padded))
-    image = image.index_add(2, place.flatten(), blocks.reshape(batch, channels, -1))
+    image = image.index_add(2, place.flatten(), blocks.flatten(2))
     image = image.reshape(batch, channels, *padded)
     for i in range(rank):
         image = image.narrow(2 + i, pads[i], image_shape[i])
@@ -314,6 +315,11 @@ def pad(
         before, behind = amounts[i], amounts[i + len(chosen)]
         if isinstance(before, int) and isinstance(behind, int) and before == behind == 0:
             continue
+        if not (isinstance(before, int) and isinstance(behind, int) and min(before, behind) >= 0):
+            # What is negative cuts first, and the rest is padded by what remains.
+            start, end = torch.sym_max(-before, 0), torch.sym_max(-behind, 0)
+            x = x.narrow(axis, start, x.shape[axis] - start - end)
+            before, behind = torch.sym_max(before, 0), torch.sym_max(behind, 0)
         size = x.shape[axis]
         at = torch.arange(-before, size + behind, device=x.device)
         if mode == "edge":

@@ -119,7 +119,7 @@ def transposed(graph: onnx.GraphProto, matrices: Mapping[str, Sequence[int]]) ->
     return {
         node.output[0]: node.input[0]
         for node in graph.node
-        if node.op_type == "Transpose" and not node.domain
+        if node.op_type == "Transpose" and not node.domain and node.input and node.output
         and len(matrices.get(node.input[0], ())) == 2
         and [list(each.ints) for each in node.attribute if each.name == "perm"] in ([], [[1, 0]])
     }  # fmt: skip
@@ -128,7 +128,8 @@ def transposed(graph: onnx.GraphProto, matrices: Mapping[str, Sequence[int]]) ->
 def read_untransposed(graph: onnx.GraphProto, matrices: Mapping[str, str]) -> None:
     """Let products read a matrix of the file itself, by the result of what transposes it."""
     for node in graph.node:
-        if node.op_type == "MatMul" and not node.domain and node.input[1] in matrices:
+        is_product = node.op_type == "MatMul" and not node.domain and len(node.input) == 2
+        if is_product and node.input[1] in matrices:
             node.input[1] = matrices[node.input[1]]
             node.op_type = BY_TRANSPOSED
 

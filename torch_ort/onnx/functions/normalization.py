@@ -59,9 +59,12 @@ def local_response_norm(
 @of_onnx("MeanVarianceNormalization")
 def mean_variance_norm(x: Tensor, *, axes: tuple[int, ...] = (0, 2, 3)) -> Tensor:
     """(x - mean) / (standard deviation + 1e-9)."""
-    # Its gradient is 0 where all elements are equal, and that of a root would be none.
-    std, mean = torch.std_mean(x, list(axes), correction=0, keepdim=True)
-    return (x - mean) / (std + 1e-9)
+    centred = x - x.mean(axes, keepdim=True)
+    var = centred.square().mean(axes, keepdim=True)
+    # Where all elements are equal, a root has no finite slope.
+    is_flat = var == 0
+    std = var.masked_fill(is_flat, 1).sqrt().masked_fill(is_flat, 0)
+    return centred / (std + 1e-9)
 
 
 @of_onnx("LpNormalization")

@@ -49,6 +49,8 @@ def quantize_linear(
         return cast_to(quotient, dtype, bool(saturate))
     least, greatest = bounds(dtype)
     rounded = quotient.round()
+    if rounded.dtype.itemsize < 4:  # halves lack most integers of 16 bits
+        rounded = rounded.float()
     if zero_point is not None:
         rounded = rounded + along(zero_point, x, axis, block_size).to(rounded.dtype)
     return rounded.clamp(least, greatest).to(dtype)
@@ -87,12 +89,15 @@ def fake_quantize(
 
 @of_onnx("DynamicQuantizeLinear")
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantize to uint8 by the range of x and 0; gives scale and zero point, too."""
+    """Quantize to uint8 by the range of x and 0; gives scale and zero point, too.
+
+    The scale of zeros alone is 1, as onnxruntime has it.
+    """
     least, greatest = x.min().clamp(max=0), x.max().clamp(min=0)
     scale = (greatest - least) / 255
-    zero_point = (-least / torch.where(scale == 0, 1, scale)).round().clamp(0, 255)
-    quotient = x / torch.where(scale == 0, 1, scale)
-    quantized = (quotient.round() + zero_point).clamp(0, 255).to(torch.uint8)
+    scale = torch.where(scale == 0, 1, scale)
+    zero_point = (-least / scale).round().clamp(0, 255)
+    quantized = ((x / scale).round() + zero_point).clamp(0, 255).to(torch.uint8)
     return quantized, scale, zero_point.to(torch.uint8)
 
 

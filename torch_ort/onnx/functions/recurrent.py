@@ -38,6 +38,16 @@ Activation = Callable[[Tensor], Tensor]
 Cell = Callable[[Tensor, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
+def _names(given: Sequence[str], usual: Sequence[str], directions: int) -> list[str]:
+    """Give the names of activations of all directions, in small letters."""
+    names = [name.lower() for name in given] or [*usual] * directions
+    if len(names) != len(usual) * directions:
+        raise _C.UserError(
+            f"recurrent layer: activations: got {len(names)}, want {len(usual) * directions}"
+        )
+    return names
+
+
 def _activations(
     names: Sequence[str], alphas: Sequence[float], betas: Sequence[float]
 ) -> list[Activation]:
@@ -163,7 +173,7 @@ def rnn(
     Gives all states (length, directions, batch, hidden), and the last ones.
     """
     directions = w.shape[0]
-    names = [name.lower() for name in activations] or ["tanh"] * directions
+    names = _names(activations, ["tanh"], directions)
 
     def run(x: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}.get(names[0])
@@ -192,7 +202,7 @@ def gru(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gated recurrent units; gates are update, reset and hidden. Shapes are those of `rnn`."""
     directions = w.shape[0]
-    names = [name.lower() for name in activations] or ["sigmoid", "tanh"] * directions
+    names = _names(activations, ["sigmoid", "tanh"], directions)
     is_usual = names == ["sigmoid", "tanh"] * directions and sequence_lens is None and clip is None
 
     def run(x: Tensor, states: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -244,7 +254,7 @@ def lstm(
     The peephole weights `p` are those of input, output and forget.
     """
     directions = w.shape[0]
-    names = [name.lower() for name in activations] or ["sigmoid", "tanh", "tanh"] * directions
+    names = _names(activations, ["sigmoid", "tanh", "tanh"], directions)
     is_usual = (
         names == ["sigmoid", "tanh", "tanh"] * directions
         and sequence_lens is None and clip is None and p is None and not input_forget

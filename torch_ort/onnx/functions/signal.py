@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from torch_ort import _C
 from torch_ort.onnx.functions.table import dtype_of, of_onnx
 
 
 def _complex(x: Tensor) -> Tensor:
     """Read (..., 1) or (..., 2) as real or complex numbers."""
     return x.squeeze(-1) if x.shape[-1] == 1 else torch.view_as_complex(x.contiguous())
+
+
+def _transformed(transform: Callable, x: Tensor, length: Any = None, axis: int = -1) -> Tensor:
+    """Transform along an axis; also an empty batch, which PyTorch's libraries refuse."""
+    axis = axis % x.ndim
+    empty = [i for i, size in enumerate(x.shape) if size == 0 and i != axis]
+    if not empty:
+        return transform(x, length, axis)
+    padded = F.pad(x, [int(i in empty) * end for i in reversed(range(x.ndim)) for end in (0, 1)])
+    result = transform(padded, length, axis)
+    for i in empty:
+        result = result.narrow(i, 0, 0)
+    return result
 
 
 @of_onnx("DFT", numbers=(1, 2))
@@ -33,11 +49,12 @@ def dft(
     given = _complex(x)
     length = dft_length[0] if dft_length else None
     if onesided and inverse:
-        return torch.fft.irfft(given, length, axis).unsqueeze(-1)
+        return _transformed(torch.fft.irfft, given, length, axis).unsqueeze(-1)
     if onesided:
-        return torch.view_as_real(torch.fft.rfft(given, length, axis))
+        return torch.view_as_real(_transformed(torch.fft.rfft, given, length, axis))
     transform = torch.fft.ifft if inverse else torch.fft.fft
-    return torch.view_as_real(transform(given, length, axis))
+    # The inverse of real numbers is a lazy conjugate.
+    return torch.view_as_real(_transformed(transform, given, length, axis).resolve_conj())
 
 
 @of_onnx("STFT", numbers=(1, 3))
@@ -52,8 +69,10 @@ def stft(
     frames = x.unfold(1, length, frame_step[0])
     if window is not None:
         frames = frames * window
-    is_real = onesided and not frames.is_complex()
-    return torch.view_as_real(torch.fft.rfft(frames) if is_real else torch.fft.fft(frames))
+    if onesided and not frames.is_complex():
+        return torch.view_as_real(_transformed(torch.fft.rfft, frames))
+    bins = _transformed(torch.fft.fft, frames)
+    return torch.view_as_real(bins[..., : length // 2 + 1] if onesided else bins)
 
 
 def _cosines(
@@ -61,6 +80,8 @@ def _cosines(
 ) -> Tensor:
     """Sum cosines of the multiples of an angle that runs once around the window."""
     count = size[0] if periodic else size[0] - 1
+    if count == 0:
+        raise _C.UserError("window: size: got 1, want more, or a periodic one")
     angles = torch.arange(size[0], dtype=torch.float64) * (2 * math.pi / count)
     terms = [factor * torch.cos(i * angles) for i, factor in enumerate(factors)]
     return torch.stack(terms).sum(0).to(dtype_of(output_datatype))

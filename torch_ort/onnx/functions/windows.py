@@ -87,14 +87,16 @@ def conv_transpose(
     rank = x.ndim - 2
     strides, dilations = _or_ones(strides, rank), _or_ones(dilations, rank)
     extra = list(output_padding) or [0] * rank
-    whole = _TRANSPOSED[rank](x, weight, bias, strides, 0, 0, group, dilations)
+    # The bias is added behind the cut: it is in what is padded as well.
+    whole = _TRANSPOSED[rank](x, weight, None, strides, 0, 0, group, dilations)
     whole = F.pad(whole, [amount for each in reversed(extra) for amount in (0, each)])
     for i in range(rank):
         wanted = output_shape[-rank:][i] if output_shape else x.shape[2 + i] * strides[i]
         spare = whole.shape[2 + i] - wanted
-        before = spare // 2 if auto_pad == "SAME_UPPER" else spare - spare // 2
+        cut = torch.sym_max(spare, 0)  # what is missing is padded behind, as onnxruntime does it
+        before = cut // 2 if auto_pad == "SAME_UPPER" else cut - cut // 2
         whole = F.pad(whole, [0, 0] * (rank - 1 - i) + [-before, before - spare])
-    return whole
+    return whole if bias is None else whole + bias.view(-1, *[1] * rank)
 
 
 def _counts(
