@@ -1,6 +1,7 @@
 // A graph as the calls of PyTorch's operators that compute it, for Python to write as a module.
 #include "base/error.h"
 #include "ir/edit.h"
+#include "ops/aten_names.h"
 #include "ops/control_flow.h"
 #include "ops/function.h"
 #include "ops/op.h"
@@ -43,6 +44,7 @@ class Listing {
  public:
   explicit Listing(const ops::CallList& list) {
     for (const ops::Call& call : list.calls) {
+      check_is_safe(call);
       py::list outputs;
       for (const ir::Value* value : call.outputs) outputs.append(reference(value));
       calls_.append(py::make_tuple(call.op, call.overload, argument(call.args), outputs,
@@ -94,6 +96,17 @@ class Listing {
   }
 
  private:
+  // A kernel that accesses memory by arguments which it does not check is no call for a module: its
+  // sizes may be others than those of the file. Group norm has a form that checks them.
+  static void check_is_safe(const ops::Call& call) {
+    if (ops::registry().operator_row(call.op).check == nullptr ||
+        call.op == ops::aten::kGroupNorm) {
+      return;
+    }
+    throw Unsupported(concat(call.op, ": want an operator that checks its arguments (node '",
+                             call.node->name, "')"));
+  }
+
   // Those that Python reads: of a function, and how many variables a loop carries.
   static py::dict attributes(const ir::Node& node) {
     if (ops::is_function(node.op)) return to_plain(node.attrs);

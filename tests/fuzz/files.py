@@ -39,7 +39,7 @@ def fault(line: str) -> str | None:
         return None
     stage, _, rest = line.partition(" ")
     kind, _, message = rest.partition(":")
-    is_known = kind in OF_FILES or (stage == "run" and kind in OF_KERNELS)
+    is_known = kind in OF_FILES or (stage in ("run", "train") and kind in OF_KERNELS)
     if is_known and not any(word in message for word in INTERNALS):
         return None
     return f"{stage} {kind}: {_without_names(message)}"
@@ -77,8 +77,9 @@ def make_corpus(path: pathlib.Path) -> None:
 class Run:
     """Outcomes of seeds, counted."""
 
-    def __init__(self, corpus: pathlib.Path) -> None:
+    def __init__(self, corpus: pathlib.Path, kind: str = "seeds") -> None:
         self.corpus = corpus
+        self.kind = kind  # of files_worker.py: "seeds" or "trained"
         self.counts: collections.Counter[str] = collections.Counter()
         self.finds: dict[str, int] = {}  # the first seed of each
         self.next_seed = 0
@@ -88,7 +89,7 @@ class Run:
         end = first + count
         self.next_seed = first
         while self.next_seed < end and time.monotonic() < until:
-            with work("seeds", self.corpus, self.next_seed, end - self.next_seed) as process:
+            with work(self.kind, self.corpus, self.next_seed, end - self.next_seed) as process:
                 started = self._read(process, until)
             code = process.returncode
             if started is None:
@@ -125,21 +126,21 @@ class Run:
 # ---- minimizing
 
 
-def outcome_of(case: dict, corpus: pathlib.Path) -> str | None:
+def outcome_of(case: dict, corpus: pathlib.Path, kind: str) -> str | None:
     """Run the steps of a case; give what is wrong with the outcome."""
-    with work("case", corpus, json.dumps(case)) as process:
+    with work("case", corpus, json.dumps(case), kind) as process:
         text = process.communicate()[0].rstrip("\n").partition(" ")[2]
     return f"died of signal {-process.returncode}" if process.returncode else fault(text)
 
 
-def minimized(seed: int, corpus: pathlib.Path) -> dict:
+def minimized(seed: int, corpus: pathlib.Path, kind: str) -> dict:
     """Leave out steps of a find, and then nodes, that the fault does not need."""
     with work("steps", corpus, seed) as process:
         case = json.loads(process.communicate()[0])
-    what = outcome_of(case, corpus)
+    what = outcome_of(case, corpus, kind)
 
     def is_enough(steps: list) -> bool:
-        return bool(steps) and outcome_of(case | {"steps": steps}, corpus) == what
+        return bool(steps) and outcome_of(case | {"steps": steps}, corpus, kind) == what
 
     for step in list(case["steps"]):
         fewer = [other for other in case["steps"] if other != step]
@@ -186,17 +187,21 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=2**62, help="stop after so many files")
     parser.add_argument("--results", type=pathlib.Path, default="build/fuzz/files.json")
     parser.add_argument("--seed", type=int, help="minimize one find, and print it")
+    parser.add_argument(
+        "--trained", dest="kind", action="store_const", const="trained", default="seeds",
+        help="load, train and save files as modules in place of running them",
+    )  # fmt: skip
     options = parser.parse_args()
     corpus = options.results.resolve().parent / "corpus.pt"
     make_corpus(corpus)
     if options.seed is not None:
-        print(json.dumps(minimized(options.seed, corpus)))
+        print(json.dumps(minimized(options.seed, corpus, options.kind)))
         return 0
     results = read_results(options.results)
     until, left = time.monotonic() + options.seconds, options.count
     num_finds = 0
     while left > 0 and time.monotonic() < until:
-        run, start, first = Run(corpus), time.monotonic(), results["next_seed"]
+        run, start, first = Run(corpus, options.kind), time.monotonic(), results["next_seed"]
         with contextlib.suppress(KeyboardInterrupt):
             run.batch(first, min(BATCH, left), until)
         add_up(results, run, first, time.monotonic() - start)

@@ -3,13 +3,15 @@
 python files_worker.py corpus PATH             writes the models that files are mutated from
 python files_worker.py numbers PATH            compares with outputs that ONNX has computed
 python files_worker.py seeds PATH FIRST COUNT  runs seeds, and prints each before it runs
+python files_worker.py trained PATH FIRST COUNT  loads, trains and saves seeds, as above
 python files_worker.py steps PATH SEED         prints what a seed stands for, as a case
-python files_worker.py case PATH CASE          runs the steps of a case, which is JSON, once
+python files_worker.py case PATH CASE [trained]  runs the steps of a case, which is JSON, once
 """
 
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import random
 import resource
@@ -24,6 +26,8 @@ from files_mutations import ON_GRAPHS, change_bytes
 from google.protobuf.message import DecodeError
 
 from torch_ort import _C
+from torch_ort.onnx.load import load_onnx
+from torch_ort.onnx.save import export_onnx
 
 # What one file may take: memory beside that of the process, and seconds.
 MOST_MEMORY = 2**30
@@ -84,6 +88,29 @@ def outcome(data: bytes, inputs: dict[str, torch.Tensor], seed: int) -> str:
     return "works"
 
 
+def outcome_of_training(data: bytes, inputs: dict[str, torch.Tensor], seed: int) -> str:
+    """Load a file as a module, compute gradients, and write it again; tell what came of it."""
+    stage = "load"
+    try:
+        loaded = load_onnx(data)
+        stage = "train"
+        names = [node.target for node in loaded.graph.nodes if node.op == "placeholder"]
+        # Names are those of the file, or like them; others get what fits nothing.
+        given = [inputs.get(name, torch.tensor(3)) for name in names]
+        results = loaded.train(bool(seed % 2))(*given)
+        for result in results if isinstance(results, tuple) else (results,):
+            if result.requires_grad:
+                result.sum().backward(retain_graph=True)
+        stage = "save"
+        with tempfile.TemporaryDirectory() as folder:
+            export_onnx(loaded, pathlib.Path(folder, "net.onnx"))
+            if set(os.listdir(folder)) - {"net.onnx", "net.onnx.data"}:
+                return "save Unexpected: other files"
+    except Exception as error:  # which one is for the caller to judge
+        return one_line(f"{stage} {type(error).__name__}: {error}")
+    return "works"
+
+
 def one_line(text: str) -> str:
     """Messages quote names of files, which may hold anything."""
     return " ".join(text.split()).encode("ascii", "backslashreplace").decode()
@@ -104,7 +131,7 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def run(name: str, steps: list[Step], corpus: Corpus) -> str:
+def run(name: str, steps: list[Step], corpus: Corpus, trained: bool = False) -> str:
     model = corpus[name]
     try:
         data = changed(model.proto(), steps)
@@ -113,7 +140,7 @@ def run(name: str, steps: list[Step], corpus: Corpus) -> str:
     inputs = {key: tensor.clone() for key, tensor in model.inputs.items()}
     signal.alarm(MOST_SECONDS)
     try:
-        return outcome(data, inputs, steps[0][1])
+        return (outcome_of_training if trained else outcome)(data, inputs, steps[0][1])
     finally:
         signal.alarm(0)
 
@@ -144,7 +171,8 @@ def main(what: str, path: str, *arguments: str) -> None:
         return
     corpus = files_corpus.load(pathlib.Path(path))
     for name in ("text_views_1", "text_branches_1"):  # what is loaded late is loaded now
-        run(name, [(len(ON_GRAPHS) - 1, 0)], corpus)
+        for trained in (False, True):
+            run(name, [(len(ON_GRAPHS) - 1, 0)], corpus, trained)
     limit_memory()
     if what == "numbers":
         for name, model in corpus.items():
@@ -159,12 +187,13 @@ def main(what: str, path: str, *arguments: str) -> None:
         )
     elif what == "case":
         case = json.loads(arguments[0])
-        print("0", run(case["model"], [tuple(step) for step in case["steps"]], corpus), flush=True)
+        steps = [tuple(step) for step in case["steps"]]
+        print("0", run(case["model"], steps, corpus, "trained" in arguments), flush=True)
     else:
         first, count = map(int, arguments)
         for seed in range(first, first + count):
             print(seed, end=" ", flush=True)
-            print(run(*steps_of(seed, corpus), corpus), flush=True)
+            print(run(*steps_of(seed, corpus), corpus, what == "trained"), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ pytestmark = pytest.mark.ort_only
 
 # Seeds of the normal run; `make fuzz` takes others.
 FIRST, COUNT = 0, 6000
+# Of those that are trained as modules, each of which PyTorch runs.
+TRAINED = 1500
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,15 @@ def test_changed_files_end_in_errors_that_name_what_is_wrong(corpus: pathlib.Pat
     assert run.counts["works"] > COUNT / 20, run.counts
     assert run.counts["read UserError"] > COUNT / 20, run.counts
     assert run.counts["run UserError"] > COUNT / 50, run.counts
+
+
+def test_changed_files_train_or_end_in_errors(corpus: pathlib.Path) -> None:
+    run = files.Run(corpus, "trained")
+    run.batch(FIRST, TRAINED)
+    assert run.finds == {}, run.counts
+    assert run.next_seed == FIRST + TRAINED
+    assert run.counts["works"] > TRAINED / 50, run.counts
+    assert run.counts["load UserError"] > TRAINED / 20, run.counts
 
 
 def test_numbers_are_those_of_onnx(corpus: pathlib.Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from function_cases import Case, distinct, file_of, tensors_of
+from function_cases import Case, Given, distinct, file_of, tensors_of
 from torch import Tensor
 
 import torch_ort
@@ -43,9 +43,6 @@ def minus_infinity(rows: int, columns: int) -> Tensor:
 def ints(*numbers: Any) -> Tensor:
     return torch.tensor(numbers)
 
-
-# A case as a tuple: inputs, attributes, and the number of outputs, 1 if it is left out.
-Given = tuple[Any, ...]
 
 HEADS: list[Any] = [(2, 4, 3, 4), (2, 2, 5, 4), (2, 2, 5, 3)]
 SQUARE: list[Any] = [(1, 2, 4, 3), (1, 2, 4, 3), (1, 2, 4, 3)]
@@ -426,7 +423,9 @@ GRADIENTS: dict[str, Given] = {
         "GridSample": GRID_SAMPLE, "Resize": RESIZE,
     }.items()
     for words, case in cases.items()
-} | SAMPLING | PICKED | POOLS | CONVOLUTIONS | RECURRENT | NORMS | LOSSES | SIGNALS | SINGLE  # fmt: skip
+}  # fmt: skip
+GRADIENTS |= SAMPLING | PICKED | POOLS | CONVOLUTIONS | RECURRENT | NORMS | LOSSES | SIGNALS
+GRADIENTS |= SINGLE
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

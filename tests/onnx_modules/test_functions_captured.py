@@ -18,19 +18,20 @@ import torch_ort
 pytestmark = pytest.mark.ort_only
 
 
-def floats(*sizes: int) -> str:
-    """Sizes of a weight, and numbers for it, as the parser of ONNX reads them."""
-    numbers = torch.randn(sizes, generator=torch.Generator().manual_seed(len(sizes))) * 0.4
-    return f"[{','.join(map(str, sizes))}]", "{" + ", ".join(f"{x:.3f}" for x in numbers.flatten()) + "}"
-
-
 def weight(name: str, *sizes: int) -> str:
-    dims, numbers = floats(*sizes)
-    return f"float{dims} {name} = {numbers}"
+    """Write an initializer of random numbers, as ONNX's parser reads it."""
+    generator = torch.Generator().manual_seed(len(name) + sum(sizes))
+    numbers = torch.randn(sizes, generator=generator).flatten() * 0.4
+    dims = ", ".join(map(str, sizes))
+    return f"float[{dims}] {name} = {{{', '.join(f'{x:.3f}' for x in numbers)}}}"
 
 
 def lengths(length: int, batch: int) -> Tensor:
     return torch.arange(batch, dtype=torch.int32) % length + 1
+
+
+def regions(count: int) -> Tensor:
+    return torch.rand(count, 4) * 3 + torch.tensor([0, 0, 3, 3])
 
 
 def classes(*sizes: int) -> Tensor:
@@ -49,14 +50,16 @@ MODELS: dict[str, tuple[str, str, int, Callable[[int, int], Sequence[Tensor]]]] 
     ),
     "GRU with lengths": (
         "float[5, N, 3] x, int32[N] lens",
-        f"""(float[5, 1, N, 4] y, float[1, N, 4] h) <{weight('w', 1, 12, 3)}, {weight('r', 1, 12, 4)}> {{
+        f"""(float[5, 1, N, 4] y, float[1, N, 4] h)
+        <{weight('w', 1, 12, 3)}, {weight('r', 1, 12, 4)}> {{
           y, h = GRU <hidden_size = 4, direction = "reverse"> (x, w, r, , lens)
         }}""",
         22, lambda n, m: [torch.randn(5, n, 3), lengths(5, n)],
     ),
     "RNN step by step": (
         "float[L, N, 3] x",
-        f"""(float[N, 4] y) <{weight('w', 1, 4, 3)}, {weight('r', 1, 4, 4)}, int64[1] zero = {{0}}> {{
+        f"""(float[N, 4] y)
+        <{weight('w', 1, 4, 3)}, {weight('r', 1, 4, 4)}, int64[1] zero = {{0}}> {{
           all, last = RNN <hidden_size = 4, activations = ["Softsign"], clip = 0.9> (x, w, r)
           y = Squeeze(last, zero)
         }}""",
@@ -91,7 +94,8 @@ MODELS: dict[str, tuple[str, str, int, Callable[[int, int], Sequence[Tensor]]]] 
     ),
     "Attention with a cap and a past": (
         "float[N, 2, L, 4] x, bool[L, T] mask, float[N, 2, P, 4] pk, float[N, 2, P, 4] pv",
-        f"""(float[N, 2, L, 4] y, float[N, 2, T, 4] keys, float[N, 2, T, 4] values) <{weight('w', 4, 4)}> {{
+        f"""(float[N, 2, L, 4] y, float[N, 2, T, 4] keys, float[N, 2, T, 4] values)
+        <{weight('w', 4, 4)}> {{
           k = MatMul(x, w)
           y, keys, values = Attention <softcap = 2.0> (x, k, x, mask, pk, pv)
         }}""",
@@ -168,8 +172,29 @@ MODELS: dict[str, tuple[str, str, int, Callable[[int, int], Sequence[Tensor]]]] 
           h = Conv(x, w)
           y = RoiAlign <sampling_ratio = 2, output_height = 2, output_width = 3> (h, rois, images)
         }}""",
-        22, lambda n, m: [torch.randn(n, 2, m, 6), torch.rand(m, 4) * 3 + torch.tensor([0, 0, 2, 2]),
-                          torch.arange(m) % n],
+        22, lambda n, m: [torch.randn(n, 2, m, 6), regions(m), torch.arange(m) % n],
+    ),
+    "deformed windows": (
+        "float[N, 2, 4, 5] x",
+        f"""(float[N, 3, 3, 4] y) <{weight('w', 3, 2, 2, 2)}, {weight('o', 8, 2, 2, 2)}> {{
+          offset = Conv(x, o)
+          y = DeformConv(x, w, offset)
+        }}""",
+        22, lambda n, m: [torch.randn(n, 2, 4, 5)],
+    ),
+    "a batch norm that trains": (
+        "float[N, 3, L] x, float[3] mean, float[3] var",
+        f"""(float[N, 3, L] y, float[3] m, float[3] v) <{weight('w', 3)}, {weight('b', 3)}> {{
+          y, m, v = BatchNormalization <training_mode = 1> (x, w, b, mean, var)
+        }}""",
+        22, lambda n, m: [torch.randn(n, 3, m), torch.zeros(3), torch.ones(3)],
+    ),
+    "a transposed convolution": (
+        "float[N, 2, L] x",
+        f"""(float[N, 3, M] y) <{weight('w', 2, 3, 4)}, {weight('b', 3)}> {{
+          y = ConvTranspose <auto_pad = "SAME_UPPER", strides = [2]> (x, w, b)
+        }}""",
+        22, lambda n, m: [torch.randn(n, 2, m)],
     ),
     "numbers in rows": (
         "float[N, 6] x, float[N, 6] y",
@@ -266,8 +291,7 @@ IN_PARTS: dict[str, tuple[str, str, int, Callable[[int, int], Sequence[Tensor]]]
           h = Tanh(x)
           y = RoiAlign <output_height = 2, output_width = 2> (h, rois, images)
         }""",
-        22, lambda n, m: [torch.randn(1, 2, m, 6), torch.rand(n, 4) * 3 + torch.tensor([0, 0, 3, 3]),
-                          torch.zeros(n, dtype=torch.int64)],
+        22, lambda n, m: [torch.randn(1, 2, m, 6), regions(n), torch.zeros(n, dtype=torch.int64)],
     ),
     "a branch": (
         "float[N, 3] x",

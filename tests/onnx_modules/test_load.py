@@ -255,3 +255,45 @@ def test_a_training_graph_is_refused(tmp_path: Path):
     (path,) = tmp_path.glob("*_captured.onnx")
     with pytest.raises(Unsupported, match="training graph"):
         torch_ort.load_onnx(path)
+
+
+def test_sizes_that_are_others_than_those_of_the_file():
+    model = model_of(
+        """(float[2, 4, 3] y) <float[4] scale = {1, 2, 3, 4}, float[4] shift = {0, 1, 0, 1}> {
+          y = GroupNormalization <num_groups = 2> (x, scale, shift)
+        }""",
+        "float[2, 4, 3] x",
+        domains='"" : 21',
+    )
+    loaded = torch_ort.load_onnx(model)
+    x = torch.randn(2, 4, 3)
+    torch.testing.assert_close(loaded(x), by_onnxruntime(model.SerializeToString(), x=x))
+    with pytest.raises(RuntimeError, match="Expected weight to be a vector"):
+        loaded(torch.randn(2, 2, 3))
+
+
+def test_inputs_that_are_missing_and_too_many():
+    for nodes, words in (
+        ('y = Celu("")', "Celu: input 0, 'x': got none, want one"),
+        ("y = GridSample(x)", "GridSample: input 1, 'grid': got none, want one"),
+        ("y = Celu(x, x)", "Celu: inputs: got 2, want at most 1"),
+    ):
+        model = onnx.parser.parse_model(
+            f'<ir_version: 10, opset_import: ["" : 20]> net (float[2, 3] x) => (float[2, 3] y)'
+            f" {{ {nodes} }}"
+        )
+        with pytest.raises(UserError, match=words):
+            torch_ort.load_onnx(model)
+
+
+def test_kernels_that_check_nothing_are_refused():
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 20, "org.pytorch.aten" : 1]>
+    net (float[3, 4] g, float[3, 4] y) => (float[3, 4] x) {
+      x = org.pytorch.aten.ATen <operator = "aten::_softmax_backward_data", overload_name = "",
+        tensor_args = ["grad_output", "output"], dim = 1, input_dtype = "float32"> (g, y)
+    }""")
+    with pytest.raises(
+        Unsupported, match="_softmax_backward_data: want an operator that checks its arguments"
+    ):
+        torch_ort.load_onnx(model)

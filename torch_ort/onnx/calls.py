@@ -41,6 +41,16 @@ def _attention_arguments(
     return [query, key, value, mask, dropout, is_causal, scale]
 
 
+# This kernel believes the sizes that it is told. The other one asks the tensor.
+_GROUP_NORM = "native_group_norm"
+
+
+def _group_norm_arguments(
+    x: Any, weight: Any, bias: Any, batch: Any, channels: Any, area: Any, groups: Any, epsilon: Any
+) -> list[Any]:
+    return [x, groups, weight, bias, epsilon]
+
+
 @dataclass(frozen=True)
 class Program:
     """What computes a graph. Values have numbers."""
@@ -163,6 +173,8 @@ class _Writer:
                 raise _C.Unsupported(f"load_onnx: size '{dim[1]}': no input has it")
             return self._symbols[dim[1]]
         operation, left, right = dim
+        if operation in ("floordiv", "mod") and right == 0:
+            raise _C.UserError("load_onnx: a size: got a division by 0")
         return self.graph.call_function(
             OPERATIONS[operation], (self._size(left), self._size(right))
         )
@@ -196,7 +208,7 @@ class _Writer:
         node: str, attributes: dict[str, Any], bodies: dict[str, Program],
     ) -> None:  # fmt: skip
         namespace, _, short = name.partition("::")
-        if bodies:
+        if "carried" in attributes:
             self._write_control_flow(name, args, outputs, attributes["carried"], bodies)
             return
         if namespace.startswith(FUNCTION_DOMAIN):
@@ -207,6 +219,10 @@ class _Writer:
         if short == _ATTENTION_ON_CPU:
             short, args = _ATTENTION, _attention_arguments(*args)
             outputs = outputs[:1]
+        if short == _GROUP_NORM:
+            if any(each is not None for each in outputs[1:]):
+                raise _C.Unsupported(f"load_onnx: {name}: statistics are read (node '{node}')")
+            short, args, outputs = "group_norm", _group_norm_arguments(*args), outputs[:1]
         function = getattr(getattr(torch.ops.aten, short), overload or "default")
         schema = graph_compat.schema(function)
         written = [
@@ -233,6 +249,7 @@ class _Writer:
         positional = [self._argument(given, "") for given in args]
         while positional and positional[-1] is None:
             positional.pop()
+        row.check_inputs(words, positional)
         if row.is_module:
             result = self._call_module(row, name, positional, named)
         else:

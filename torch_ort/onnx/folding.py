@@ -37,9 +37,9 @@ class _Folder:
         self._graph, self._opset, self._taken = graph, opset, taken
         self._dims = {each.name: list(each.dims) for each in graph.initializer}
         self._known = {
-            each.name: numpy_helper.to_array(each)
+            each.name: array
             for each in graph.initializer
-            if _is_number(each) and each.data_location != TensorProto.EXTERNAL
+            if _is_number(each) and (array := _array(each)) is not None
         }
         self._splits: dict[str, onnx.NodeProto] = {}  # by the sequence that they make
         self._sizes: set[str] = set()  # integers that sizes of tensors tell
@@ -170,6 +170,16 @@ class _Folder:
         return found
 
 
+def _array(tensor: TensorProto) -> np.ndarray | None:
+    """Give the numbers of a tensor; None if they stand elsewhere, or do not fit its sizes."""
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return None
+    try:
+        return numpy_helper.to_array(tensor)
+    except Exception:  # numpy and onnx raise errors of many types
+        return None
+
+
 def _is_number(tensor: TensorProto) -> bool:
     is_weight = bool(tensor.dims) and tensor.data_type in _FLOATS
     return not is_weight and np.prod(tensor.dims, dtype=np.int64) <= _MOST
@@ -180,7 +190,7 @@ def _constant(node: onnx.NodeProto) -> np.ndarray | None:
     for each in node.attribute:
         match each.name:
             case "value":
-                return numpy_helper.to_array(each.t)
+                return _array(each.t)
             case "value_int" | "value_ints":
                 value = each.i if each.name == "value_int" else list(each.ints)
                 return np.array(value, dtype=np.int64)

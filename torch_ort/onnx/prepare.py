@@ -124,17 +124,37 @@ def _mark(node: onnx.NodeProto, domain: str, row: Row, versions: dict[str, int])
 def at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """Give the model with an older opset converted to a newer one.
 
-    Raises Unsupported for a Scan of opset 8, which has other inputs, and UserError where onnx
-    cannot convert an operator.
+    Raises Unsupported for a Scan of opset 8, which has other inputs, and for a Hardmax before 13,
+    and UserError where onnx cannot convert an operator.
     """
     found = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
     if not found or found[0] >= opset:
         return model
     if found[0] < 9 and any(node.op_type == "Scan" for node in nodes_of(model.graph)):
         raise _C.Unsupported(f"Scan: opset: got {found[0]}, which scans batches, want 9 or newer")
+    if found[0] < 13 <= opset and any(node.op_type == "Hardmax" for node in nodes_of(model.graph)):
+        # onnx keeps the node, which would take one axis in place of all behind it.
+        raise _C.Unsupported(f"Hardmax: opset: got {found[0]}, which flattens, want 13 or newer")
     try:
-        return version_converter.convert_version(model, opset)
+        converted = version_converter.convert_version(model, opset)
     except Exception as error:  # it raises what its C++ throws, of many types
         raise _C.UserError(
             f"opset: got {found[0]}, which cannot become {opset}: {error}"
         ) from error
+    if found[0] < 11 <= opset:
+        _place_as_before(converted.graph, "floor" if found[0] < 10 else "by_factor")
+    return converted
+
+
+def _place_as_before(graph: onnx.GraphProto, rounding: str) -> None:
+    """Have Resize place pixels as Upsample, or as the Resize of opset 10, does.
+
+    onnx converts these to nodes of newer opsets, where other places are usual. None of these
+    opsets rounds as 10 does, "by_factor", which torch_ort/onnx/functions/images.py knows.
+    """
+    places = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": rounding}
+    for node in nodes_of(graph):
+        if node.op_type == "Resize" and not node.domain:
+            taken = {each.name for each in node.attribute}
+            for name in places.keys() - taken:
+                node.attribute.append(onnx.helper.make_attribute(name, places[name]))

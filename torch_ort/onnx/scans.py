@@ -37,14 +37,25 @@ class _Scan:
         self._node = node
         self._taken = taken
         self._attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
-        self._body: onnx.GraphProto = self._attributes["body"]
-        self._num_scanned = self._attributes["num_scan_inputs"]
-        self._num_states = len(self._body.input) - self._num_scanned
-        if len(node.input) != len(self._body.input):
-            raise _C.UserError(
-                f"Scan: inputs: got {len(node.input)}, want {len(self._body.input)} as its body has"
-                f" (node '{node.name}')"
-            )
+        body, scanned = self._attributes.get("body"), self._attributes.get("num_scan_inputs")
+        if not isinstance(body, onnx.GraphProto) or not isinstance(scanned, int):
+            raise self._error("attributes", "too few", "body and num_scan_inputs")
+        self._body, self._num_scanned = body, scanned
+        self._num_states = len(body.input) - scanned
+        if len(node.input) != len(body.input):
+            raise self._error("inputs", len(node.input), f"{len(body.input)} as its body has")
+        if scanned < 1 or self._num_states < 0:
+            raise self._error("num_scan_inputs", scanned, f"1 to {len(body.input)}")
+        if not self._num_states <= len(node.output) <= len(body.output):
+            raise self._error("outputs", len(node.output), f"up to {len(body.output)}")
+        for name, count in (("scan_input", scanned), ("scan_output", len(body.output))):
+            for kind in ("axes", "directions"):
+                given = self._attributes.get(f"{name}_{kind}", [])
+                if given and (isinstance(given, int) or len(given) > count):
+                    raise self._error(f"{name}_{kind}", given, "a number for each")
+
+    def _error(self, what: str, got: object, want: str) -> _C.UserError:
+        return _C.UserError(f"Scan: {what}: got {got}, want {want} (node '{self._node.name}')")
 
     def written(self) -> list[onnx.NodeProto]:
         """Give the nodes that take the place of the Scan."""
@@ -103,7 +114,7 @@ class _Scan:
 
     def _of(self, i: int, name: str) -> int:
         given = self._attributes.get(name)
-        return int(given[i]) if given else 0
+        return int(given[i]) if given and i < len(given) else 0
 
     def _is_moved(self, i: int) -> bool:
         return bool(self._of(i, "scan_output_directions") or self._of(i, "scan_output_axes"))

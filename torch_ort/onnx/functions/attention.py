@@ -23,6 +23,19 @@ def to_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def check_heads(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Raise UserError unless heads of keys and values serve as many of queries each.
+
+    PyTorch's kernels divide by their number without a look at it.
+    """
+    for heads in (key.shape[1], value.shape[1]):
+        if heads == 0 or query.shape[1] % heads != 0:
+            raise _C.UserError(
+                f"attention: heads of keys and values: got {key.shape[1]}, {value.shape[1]}, want"
+                f" numbers that divide the queries' {query.shape[1]}"
+            )
+
+
 def from_heads(x: Tensor) -> Tensor:
     """Reshape heads to (batch, length, heads · features)."""
     return x.transpose(1, 2).flatten(2)
@@ -103,6 +116,7 @@ def attention(
             mask.allow(keys >= at - left_window_size)
         if right_window_size >= 0:
             mask.allow(keys <= at + right_window_size)
+    check_heads(query, key, value)
     if _has_kernel(wanted, softcap) and not softmax_precision:
         result = F.scaled_dot_product_attention(
             query, key, value, mask.joined(query.dtype), is_causal=is_plain, scale=scale,
@@ -340,6 +354,7 @@ def _pushed(
 def _by_kernel(
     query: Tensor, key: Tensor, value: Tensor, mask: Mask, scale: float | None
 ) -> Tensor:
+    check_heads(query, key, value)
     return F.scaled_dot_product_attention(
         query, key, value, mask.joined(query.dtype), scale=scale or None, enable_gqa=True
     )

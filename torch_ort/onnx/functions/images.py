@@ -47,7 +47,7 @@ def resize(
     """Resize axes to sizes, or by factors, with one of ONNX's maps from new places to old ones.
 
     PyTorch's kernels compute the forms that they have; in all others each axis is a product with
-    a matrix of weights.
+    a matrix of weights. "by_factor" is how opset 10 rounds: down, or up where an axis shrinks.
     """
     if mode == "nearest" and exclude_outside:  # the weight of what is left would be 0 / 0
         raise _C.Unsupported("Resize: exclude_outside: got mode nearest, want linear or cubic")
@@ -55,6 +55,8 @@ def resize(
         raise _C.Unsupported(f"Resize: mode {mode}: got {x.dtype}, want a floating-point dtype")
     chosen = [axis % x.ndim for axis in axes] or list(range(x.ndim))
     lengths, factors = _lengths(x, chosen, scales, sizes, keep_aspect_ratio_policy)
+    if nearest_mode == "by_factor" and all(n >= d for n, d in factors):
+        nearest_mode = "floor"
     if not (antialias or exclude_outside):
         result = _by_kernel(
             x, chosen, lengths, factors, bool(scales) or keep_aspect_ratio_policy != "stretch",
@@ -78,7 +80,10 @@ def resize(
             beyond = (places < 0) | (places > x.shape[axis] - 1)
             is_outside = is_outside | beyond.view(*[-1 if j == axis else 1 for j in range(x.ndim)])
         if mode == "nearest":
-            x = x.index_select(axis, _nearest(places, nearest_mode, x.shape[axis]))
+            rounding = nearest_mode
+            if rounding == "by_factor":
+                rounding = "ceil" if factors[i][0] < factors[i][1] else "floor"
+            x = x.index_select(axis, _nearest(places, rounding, x.shape[axis]))
             continue
         narrowed = factors[i] if antialias and factors[i][0] < factors[i][1] else (1, 1)
         weights = _weights(
@@ -152,6 +157,8 @@ def _places(
     # ONNX's width is length · n / d, and need not be an integer.
     if coordinates == "half_pixel":
         return (2 * at + 1) * d / (2 * n) - 0.5
+    if coordinates == "tf_half_pixel_for_nn":  # of opset 11 alone
+        return (2 * at + 1) * d / (2 * n)
     if coordinates == "half_pixel_symmetric":
         return ((2 * at + 1) * d + (length * n - resized * d)) / (2 * n) - 0.5
     if coordinates == "pytorch_half_pixel":

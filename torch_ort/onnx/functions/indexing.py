@@ -45,11 +45,11 @@ def center_crop_pad(x: Tensor, shape: Sequence[int], *, axes: Sequence[int] = ()
     """Cut or pad axes to sizes, so that the middle stays in the middle."""
     for axis, size in zip(axes or range(x.ndim), shape, strict=True):
         spare = size - x.shape[axis]
-        before = spare // 2 if spare > 0 else -(-spare // 2)
-        amounts = [0, 0] * x.ndim
+        if spare < 0:
+            x = x.narrow(axis, -spare // 2, size)
+            continue
         at = 2 * (x.ndim - 1 - axis % x.ndim)
-        amounts[at : at + 2] = [before, spare - before]
-        x = F.pad(x, amounts)
+        x = F.pad(x, [0] * at + [spare // 2, spare - spare // 2])
     return x
 
 

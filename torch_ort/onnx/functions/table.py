@@ -75,6 +75,22 @@ class Row:
         call = self.function.forward if self.is_module else self.function  # type: ignore[attr-defined]
         return inspect.signature(call).return_annotation == "Tensor"
 
+    def check_inputs(self, words: str, inputs: Sequence[Any]) -> None:
+        """Raise UserError if a node has too many inputs, or lacks one that it must have."""
+        call = self.function.forward if self.is_module else self.function  # type: ignore[attr-defined]
+        parameters = [p for p in inspect.signature(call).parameters.values() if p.name != "self"]
+        if parameters and parameters[0].kind is parameters[0].VAR_POSITIONAL:
+            wanted, most = [parameters[0]] * len(inputs), len(inputs)
+        else:
+            wanted = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+            most = len(wanted)
+        if len(inputs) > most:
+            raise _C.UserError(f"{words}: inputs: got {len(inputs)}, want at most {most}")
+        for i, parameter in enumerate(wanted):
+            is_optional = parameter.default is None or "None" in str(parameter.annotation)
+            if not is_optional and (i >= len(inputs) or inputs[i] is None):
+                raise _C.UserError(f"{words}: input {i}, '{parameter.name}': got none, want one")
+
     def takes(self, name: str) -> bool:
         """Tell whether the function has a parameter."""
         return name in inspect.signature(self.function).parameters

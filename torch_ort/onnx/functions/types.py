@@ -74,6 +74,7 @@ def types_of(
     such, and None where there is none. Raises UserError if the function does not take them.
     """
     words, row = row_of(domain, name)
+    row.check_inputs(words, inputs)
     named = named_arguments(words, row, attributes, wanted)
     symbols = sorted(set(_symbols(inputs)))
     error: Exception | None = None
@@ -87,7 +88,8 @@ def types_of(
             continue
         known = [list(_dims(inputs, each)) for each in values]
         return [_type(words, results, known, slot) for slot in range(len(wanted))]
-    raise _C.UserError(f"{words}: {error}") from error
+    first = next(iter(str(error).splitlines()), type(error).__name__)  # the rest is of C++
+    raise _C.UserError(f"{words}: {first}") from error
 
 
 def _symbols(given: Any) -> Iterator[str]:

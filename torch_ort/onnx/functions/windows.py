@@ -89,13 +89,15 @@ def conv_transpose(
     extra = list(output_padding) or [0] * rank
     # The bias is added behind the cut: it is in what is padded as well.
     whole = _TRANSPOSED[rank](x, weight, None, strides, 0, 0, group, dilations)
-    whole = F.pad(whole, [amount for each in reversed(extra) for amount in (0, each)])
     for i in range(rank):
         wanted = output_shape[-rank:][i] if output_shape else x.shape[2 + i] * strides[i]
-        spare = whole.shape[2 + i] - wanted
-        cut = torch.sym_max(spare, 0)  # what is missing is padded behind, as onnxruntime does it
+        spare = whole.shape[2 + i] + extra[i] - wanted
+        # What is missing is padded behind, as onnxruntime does it.
+        whole = _padded(whole, [(0, extra[i] + torch.sym_max(-spare, 0) if i == j else 0)
+                                for j in range(rank)])  # fmt: skip
+        cut = torch.sym_max(spare, 0)
         before = cut // 2 if auto_pad == "SAME_UPPER" else cut - cut // 2
-        whole = F.pad(whole, [0, 0] * (rank - 1 - i) + [-before, before - spare])
+        whole = whole.narrow(2 + i, before, wanted)
     return whole if bias is None else whole + bias.view(-1, *[1] * rank)
 
 
@@ -124,9 +126,12 @@ def _reached(
     sizes: Sequence[Any], amounts: Sequence[tuple[Any, Any]], counts: Sequence[Any],
     kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
 ) -> list[tuple[Any, Any]]:  # fmt: skip
-    """Give what is added before and behind each dim so that the windows fit in without a rest."""
+    """Give what is added before and behind each dim so that the last window fits in.
+
+    A rest that no window reaches stays, since kernels leave it out.
+    """
     return [
-        (before, (count - 1) * stride + dilation * (k - 1) + 1 - size - before)
+        (before, torch.sym_max((count - 1) * stride + dilation * (k - 1) + 1 - size - before, 0))
         for size, (before, _), count, k, stride, dilation in zip(
             sizes, amounts, counts, kernel, strides, dilations, strict=True
         )
@@ -157,9 +162,11 @@ def average_pool(
     reached = _reached(x.shape[2:], amounts, counts, kernel_shape, strides, dilations)
     ones = x.new_ones(1, 1, *x.shape[2:])
     if count_include_pad:  # what is padded counts, and what a last window has beyond that does not
-        ones = _padded(ones, amounts, 1.0)
-        beyond = [(0, far - behind) for (_, far), (_, behind) in zip(reached, amounts, strict=True)]
-        ones = _padded(ones, beyond)
+        ends = [(far, behind) for (_, far), (_, behind) in zip(reached, amounts, strict=True)]
+        ones = _padded(
+            ones, [(a[0], torch.sym_min(*end)) for a, end in zip(amounts, ends, strict=True)], 1.0
+        )
+        ones = _padded(ones, [(0, torch.sym_max(far - behind, 0)) for far, behind in ends])
     else:
         ones = _padded(ones, reached)
     return _summed(_padded(x, reached), kernel_shape, strides, dilations) / _summed(
