@@ -27,9 +27,10 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 BENCH_ARGS ?=
 SOAK_ARGS ?=
-# What trains through other packages, starts processes, runs documents or random programs, and what
-# users of ONNX Runtime Training know by name.
-REST_OF_TESTS := benchmarks docs ecosystem examples fuzz onnxruntime_training operators soak
+# What trains through other packages, starts processes, runs documents or random programs, compares
+# with onnxruntime, and what users of ONNX Runtime Training know by name.
+REST_OF_TESTS := benchmarks docs ecosystem examples fuzz onnx_modules onnxruntime_training \
+  operators soak
 # About a tenth, by what they ask of PyTorch: private names, capture, `out=` forms, optimizers, small
 # models of Hugging Face's. test-torch runs these, the benchmarks' models, and the tests of CUDA.
 TENTH_OF_TESTS := pytorch capture run out_forms torch_ort/test_compiled_optimizers.py \

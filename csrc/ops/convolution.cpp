@@ -247,6 +247,17 @@ void check_pool(const Node& node) {
   }
 }
 
+// The least number of a dtype, which no maximum is, unless all are.
+double least(ir::DType dtype) {
+  switch (dtype) {
+    case ir::DType::kUInt8: return 0;
+    case ir::DType::kInt8: return std::numeric_limits<int8_t>::min();
+    case ir::DType::kInt16: return std::numeric_limits<int16_t>::min();
+    case ir::DType::kInt32: return std::numeric_limits<int32_t>::min();
+    default: return -std::numeric_limits<double>::infinity();
+  }
+}
+
 void lower_max_pool(const Node& node, CallList& calls) {
   check_pool(node);
   if (node.outputs.size() > 1 && node.outputs[1] != nullptr) {
@@ -255,7 +266,7 @@ void lower_max_pool(const Node& node, CallList& calls) {
   Window window = window_of(node);
   Value* x = node.inputs[0];
   if (!is_padded_by_kernels(window)) {
-    x = padded_input(x, window, -std::numeric_limits<double>::infinity(), calls);
+    x = padded_input(x, window, least(x->type.dtype), calls);
     window = unpadded(window);
   }
   const bool is_flat = window.kernel.size() == 2;

@@ -226,7 +226,10 @@ void lower_cumsum(const Node& node, CallList& calls) {
   const auto rank = static_cast<int64_t>(known_shape(node, input(node, 0)).size());
   const std::vector<int64_t> axes = wrap_axes(node, known_ints(&input(node, 1)), rank);
   if (axes.size() != 1) throw UserError(concat("CumSum: axis: got ", axes.size(), ", want one"));
-  calls.add("aten::cumsum", "", {node.inputs[0], axes[0], Arg()}, {node.outputs[0]});
+  // PyTorch sums smaller integers in int64, unless it is told otherwise.
+  const DType dtype = input(node, 0).type.dtype;
+  const Arg as = ir::is_float(dtype) ? Arg() : Arg(ir::name(dtype));
+  calls.add("aten::cumsum", "", {node.inputs[0], axes[0], as}, {node.outputs[0]});
 }
 
 int cumsum_since(const Node& node) { return input(node, 0).type.dtype == DType::kHalf ? 14 : 11; }

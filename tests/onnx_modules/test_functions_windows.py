@@ -70,6 +70,9 @@ WINDOWS |= {
     "MaxPool: int8": (
         [(bytes_of, (1, 2, 6, 5), torch.int8)], {"kernel_shape": [2, 3], "ceil_mode": 1}
     ),
+    "MaxPool: int8, pads that differ": (
+        [(bytes_of, (1, 2, 6, 5), torch.int8)], {"kernel_shape": [2, 2], "pads": [0, 0, 1, 1]}
+    ),
     "MaxPool: uint8": ([(bytes_of, (1, 2, 6))], {"kernel_shape": [3], "strides": [2]}),
     **{
         f"GlobalLpPool: {p}, {len(image)}-D": ([image], {"p": p}, 1, 13)

@@ -48,6 +48,8 @@ CASES = [
     Case("CumSum", [X, torch.tensor(1)], lambda x, _: x.cumsum(1), known=[1],
         dims={0: ["N", 3, 4]}),
     Case("CumSum", [ints(1, 2, 3), torch.tensor(-1)], lambda x, _: x.cumsum(0), known=[1]),
+    Case("CumSum", [ints(1, 2, 3).int(), torch.tensor(0)],
+        lambda x, _: x.cumsum(0, dtype=torch.int32), known=[1], note="int32"),
 ]  # fmt: skip
 
 

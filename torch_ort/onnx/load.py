@@ -26,8 +26,12 @@ Trainable = bool | str | Iterable[str] | Callable[[str, torch.Tensor], bool]
 # Where a node that a value goes through says which one it is.
 _WATCHES = "onnx_watched"
 
-# Inputs that are statistics and no weights, by operator and position.
-_STATISTICS = {"BatchNormalization": (3, 4)}
+# Inputs that are statistics or weights of classes, and are not trained, by operator and position.
+_STATISTICS = {
+    "BatchNormalization": (3, 4),
+    "NegativeLogLikelihoodLoss": (2,),
+    "SoftmaxCrossEntropyLoss": (2,),
+}
 # Domains of standard operators, of which functions have some (prepare.py).
 _STANDARD = ("", FUNCTION_DOMAIN, f"{FUNCTION_DOMAIN}.{BY_MODE}")
 
