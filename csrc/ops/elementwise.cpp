@@ -4,6 +4,7 @@
 #include "ops/aten.h"
 #include "ops/aten_names.h"
 #include "ops/broadcast.h"
+#include "ops/cast.h"
 #include "ops/dtypes.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
@@ -201,16 +202,6 @@ int binary_since(const Node& node) {
 // The result has the dtype of the base, whatever the dtype of the exponent is.
 std::vector<Type> infer_pow(const Node& node) {
   return {type_like_inputs(node, input(node, 0).type.dtype, broadcast_inputs(node))};
-}
-
-Value* cast(CallList& calls, Value* x, DType dtype) {
-  if (x->type.dtype == dtype) return x;
-  Type type = with_shape(x->type, x->type.shape);
-  type.dtype = dtype;
-  Value* result = calls.temporary(type);
-  calls.add("aten::_to_copy", "", {x, ir::name(dtype), Arg(), Arg(), Arg(), false, Arg()},
-            {result});
-  return result;
 }
 
 // An integer to the power of a float is computed in the float's dtype, and rounded towards zero.

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "ops/aten_names.h"
+#include "ops/cast.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
 
@@ -74,16 +75,6 @@ void lower_layer_norm(const Node& node, CallList& calls) {
   calls.add("aten::native_layer_norm", "",
             {node.inputs[0], Arg::list(shape), scale, bias, epsilon(node)},
             {output(node, 0), output(node, 1), output(node, 2)});
-}
-
-Value* cast(CallList& calls, Value* x, DType dtype) {
-  if (x->type.dtype == dtype) return x;
-  Type type = with_shape(x->type, x->type.shape);
-  type.dtype = dtype;
-  Value* result = calls.temporary(type);
-  calls.add("aten::_to_copy", "", {x, ir::name(dtype), Arg(), Arg(), Arg(), false, Arg()},
-            {result});
-  return result;
 }
 
 // The steps that PyTorch computes on the CPU, where it has no kernel for RMS norm.

@@ -228,7 +228,12 @@ std::vector<ir::Type> ask_for_types(const ir::Node& node) {
       types_of(node.op.domain, node.op.name, inputs, to_plain(node.attrs), is_wanted);
   std::vector<ir::Type> types(node.outputs.size());
   for (size_t slot = 0; slot < types.size(); ++slot) {
-    if (node.outputs[slot] != nullptr) types[slot] = type_from(node, slot, given[slot]);
+    if (node.outputs[slot] == nullptr) continue;
+    if (py::object(given[slot]).is_none()) {
+      throw UserError(concat(node.op.str(), ": output ", slot, ": got none, want a tensor (node '",
+                             node.name, "')"));
+    }
+    types[slot] = type_from(node, slot, given[slot]);
   }
   return types;
 }

@@ -250,7 +250,7 @@ def test_wrong_options(options: dict, error: type, words: str, tmp_path: Path) -
 
 def test_files_of_other_kinds(tmp_path: Path) -> None:
     generate(tmp_path)
-    with pytest.raises(UserError, match="got no checkpoint, but another model"):
+    with pytest.raises(UserError, match="got no checkpoint: another model"):
         CheckpointState.load_checkpoint(tmp_path / "optimizer_model.onnx")
     (tmp_path / "damaged").write_bytes(b"no model at all")
     with pytest.raises(UserError, match="damaged: got no checkpoint"):
@@ -266,3 +266,38 @@ def test_files_of_other_kinds(tmp_path: Path) -> None:
     state.properties["list"] = [1]
     with pytest.raises(UserError, match="property 'list': got list, want int, float or str"):
         CheckpointState.save_checkpoint(state, tmp_path / "checkpoint")
+
+
+def test_parameters_that_the_loss_does_not_need_stay(tmp_path: Path) -> None:
+    model = model_of("""(float[N, 2] y, float[N, 2] z)
+    <float[3, 2] first = {1, 2, 3, 4, 5, 6}, float[3, 2] other = {1, 2, 3, 4, 5, 6}> {
+      y = MatMul(x, first)
+      z = MatMul(x, other)
+    }""")
+    generate_artifacts(
+        model, loss=LossType.MSELoss, optimizer=OptimType.AdamW, artifact_directory=tmp_path
+    )
+    state, module, update = load(tmp_path)
+    before = state.parameters["other"].data
+    train(module, update, FLOATS, 2)
+    np.testing.assert_array_equal(state.parameters["other"].data, before)
+    CheckpointState.save_checkpoint(state, tmp_path / "checkpoint")
+    assert set(CheckpointState.load_checkpoint(tmp_path / "checkpoint").parameters) == {
+        "first", "other",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("torch_ort.trained", "{"), ("torch_ort.trained", "5"), ("torch_ort.property.", '"q"')],
+)
+def test_damaged_checkpoints(key: str, value: str, tmp_path: Path) -> None:
+    generate(tmp_path)
+    path = tmp_path / "checkpoint"
+    model = onnx.load(path)
+    onnx.helper.set_model_props(
+        model, {each.key: each.value for each in model.metadata_props} | {key: value}
+    )
+    onnx.save(model, path)
+    with pytest.raises(UserError, match="checkpoint: got no checkpoint"):
+        CheckpointState.load_checkpoint(path)

@@ -206,3 +206,40 @@ def test_as_a_program(file: Path) -> None:
     )
     assert found.returncode == 2
     assert "No such file" in found.stderr
+
+
+def test_numbers_of_a_constant_are_a_difference(tmp_path: Path, capsys) -> None:
+    paths = [tmp_path / name for name in ("one.onnx", "two.onnx")]
+    for number, path in enumerate(paths):
+        onnx.save(model_of(f"""(float[N, 3] y) {{
+          c = Constant <value = float {{{number}}}> ()
+          y = Add(x, c)
+        }}"""), path)  # fmt: skip
+    assert main(["diff", *map(str, paths)]) == 1
+    assert "1 differences of the graphs" in capsys.readouterr().out
+
+
+def test_finetuning_moves_statistics(tmp_path: Path) -> None:
+    model = model_of(
+        """(float[N, 3] y) <float[3] s = {1, 1, 1}, float[3] b = {0, 0, 0}, float[3] m = {0, 0, 0},
+        float[3] v = {1, 1, 1}> { y = BatchNormalization(x, s, b, m, v) }"""
+    )
+    onnx.save(model, tmp_path / "net.onnx")
+    (tmp_path / "data").mkdir()
+    x = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32) + 3
+    np.savez(tmp_path / "data" / "0.npz", x=x, target=np.zeros((8, 3), np.float32))
+    written = tmp_path / "out.onnx"
+    command = ["finetune", str(tmp_path / "net.onnx"), str(tmp_path / "data")]
+    assert main([*command, "--write", str(written), "--loss", "mse"]) == 0
+    assert torch_ort.load_onnx(written).m.min().item() > 0.1
+
+
+def test_names_with_brackets_and_files_that_are_none(tmp_path: Path, capsys) -> None:
+    model = model_of("(float[N, 3] y) <float[3] w = {1, 2, 3}> { y = Mul(x, w) }")
+    model.graph.initializer[0].name = model.graph.node[0].input[1] = "w[/a]"
+    onnx.save(model, tmp_path / "net.onnx")
+    assert main(["info", str(tmp_path / "net.onnx")]) == 0
+    assert "w[/a]" in capsys.readouterr().out
+    (tmp_path / "net.onnx").write_bytes(b"nothing of the kind")
+    for command in ("info", "run"):
+        assert main([command, str(tmp_path / "net.onnx")]) == 2

@@ -159,3 +159,31 @@ def test_what_is_no_module_and_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="a module of load_onnx is written as it was read"):
         torch_ort.export_onnx(loaded, path, (torch.ones(2, 3),))
     assert not path.exists()
+
+
+class Numbered(nn.Module):
+    def forward(self, x, n=2):
+        return x * n
+
+
+class WithOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.output = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x + self.output
+
+
+def test_numbers_names_and_dims_that_cannot_be(tmp_path: Path) -> None:
+    path, x = tmp_path / "net.onnx", torch.randn(2, 3)
+    with pytest.raises(UserError, match="inputs: got a number, which would become an input"):
+        torch_ort.export_onnx(Numbered(), path, (x, 3))
+    with pytest.raises(UserError, match="output_names: got x, want names of their own"):
+        torch_ort.export_onnx(Numbered(), path, (x,), output_names=["x"])
+    with pytest.raises(UserError, match="dynamic: dim of 'x': got 5, want 0 to 1"):
+        torch_ort.export_onnx(Numbered(), path, (x,), dynamic={"x": {5: "n"}})
+    assert not path.exists()
+    torch_ort.export_onnx(WithOutput(), path, (x,))
+    onnx.checker.check_model(path)
+    torch.testing.assert_close(by_onnxruntime(path.read_bytes(), x=x), x + 1)

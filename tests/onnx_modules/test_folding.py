@@ -100,3 +100,48 @@ def test_weights_are_not_folded() -> None:
     loaded = torch_ort.load_onnx(model)
     loaded(torch.zeros(2, 3)).sum().backward()
     torch.testing.assert_close(loaded.weight.grad, torch.full((1, 3), 4.0))
+
+
+def test_only_integers_are_sizes() -> None:
+    model = model_of(
+        """(float[N] y, float[N] z) {
+          shape = Shape(x)
+          zeros = ConstantOfShape(shape)
+          y = CastLike(x, zeros)
+          wide = Cast <to = 1> (shape)
+          z = CastLike(x, wide)
+        }""",
+        "float[N] x",
+    )
+    check(model, torch.tensor([1.5, 2.5]))
+
+
+def test_what_a_cast_says_of_numbers_beyond_its_dtype() -> None:
+    model = model_of(
+        """(float[N] y) {
+          like = Constant <value = float8e5m2[1] {0}> ()
+          narrow = CastLike <saturate = 0> (x, like)
+          y = Cast <to = 1> (narrow)
+        }""",
+        "float[N] x",
+    )
+    assert torch_ort.load_onnx(model)(torch.tensor([1e6, 1.0])).tolist() == [float("inf"), 1.0]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "h = ConstantOfShape <value = int64[1] {1}> (many)",
+        "h = Range(zero, most, one)",
+        "h = Expand(one, many)",
+    ],
+)
+def test_what_is_large_is_not_computed_beforehand(nodes: str) -> None:
+    model = model_of(f"""(float[N, 3] y)
+    <int64[2] many = {{1000000000, 1000000000}}, int64 zero = {{0}}, int64 one = {{1}},
+     int64 most = {{1000000000000000}}> {{
+      {nodes}
+      y = Neg(x)
+    }}""")
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(torch_ort.load_onnx(model)(x), -x)

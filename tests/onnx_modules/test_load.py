@@ -297,3 +297,53 @@ def test_kernels_that_check_nothing_are_refused():
         Unsupported, match="_softmax_backward_data: want an operator that checks its arguments"
     ):
         torch_ort.load_onnx(model)
+
+
+@pytest.mark.parametrize("name", ["value", "value__weight", "onnx_names", "onnx_file", "graph"])
+def test_names_of_weights_that_the_module_has_itself(name: str):
+    model = model_of(f"(float[N, 3] y) <float[3] {name} = {{1, 2, 3}}> {{ y = Mul(x, {name}) }}")
+    loaded = torch_ort.load_onnx(model)
+    assert [*loaded.onnx_names.values()] == [name.replace("__", ".")]
+    assert loaded(torch.ones(1, 3)).tolist() == [[1, 2, 3]]
+
+
+@pytest.mark.parametrize("name", ["torch", "device", "getattr", "self"])
+def test_names_of_inputs_that_code_uses(name: str):
+    model = model_of(f"(float[N, 3] y) {{ y = Celu({name}) }}", f"float[N, 3] {name}")
+    torch.testing.assert_close(torch_ort.load_onnx(model)(torch.ones(1, 3)), torch.ones(1, 3))
+
+
+def test_a_pickle_of_a_module_with_an_integer_that_is_a_size():
+    model = model_of(
+        """(float[K, M] y) <int64[1] rest = {-1}, int64[1] zero = {0}> {
+          rows = Unsqueeze(k, zero)
+          shape = Concat <axis = 0> (rows, rest)
+          y = Reshape(x, shape)
+        }""",
+        "int64 k, float[N] x",
+    )
+    loaded = torch_ort.load_onnx(model)
+    for each in (loaded, pickle.loads(pickle.dumps(loaded))):
+        assert each(torch.tensor(2), torch.arange(6.0)).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_floats_of_8_bits_are_not_trained():
+    model = model_of("""(float[N, 3] y) <float scale = {0.5}> {
+      d = DequantizeLinear(w, scale)
+      y = Mul(x, d)
+    }""")
+    data = torch.tensor([1.0, 2.0, 3.0]).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+    tensor = onnx.helper.make_tensor("w", 17, [3], data.tobytes(), raw=True)
+    model.graph.initializer.append(tensor)
+    loaded = torch_ort.load_onnx(model)
+    assert not list(loaded.parameters())
+    assert loaded(torch.ones(1, 3)).tolist() == [[0.5, 1.0, 1.5]]
+
+
+def test_a_file_that_marks_nodes_itself_is_refused():
+    model = model_of(
+        "(float[N, 3] y) { y = torch_ort.onnx.linear.MatMul(x, x) }",
+        domains='"" : 20, "torch_ort.onnx.linear" : 1',
+    )
+    with pytest.raises(UserError, match="got a domain of this package's"):
+        torch_ort.load_onnx(model)

@@ -15,7 +15,7 @@ from onnx_cases import TWO_LAYERS, Tagger, by_onnxruntime, export, model_of
 from torch import nn
 
 import torch_ort
-from torch_ort import UserError
+from torch_ort import Unsupported, UserError
 
 pytestmark = pytest.mark.ort_only
 
@@ -243,3 +243,70 @@ def test_peft_adapts_a_loaded_module(targets, tmp_path: Path) -> None:
     result = by_onnxruntime((tmp_path / "merged.onnx").read_bytes(), x=ids)
     torch.testing.assert_close(result, got, rtol=1e-3, atol=1e-4)
     onnx.checker.check_model(tmp_path / "merged.onnx")
+
+
+def test_a_layer_that_was_replaced_is_not_written_as_it_was(tmp_path: Path) -> None:
+    loaded = torch_ort.load_onnx(model_of(TWO_LAYERS))
+
+    class Other(nn.Module):
+        def forward(self, x, weight):
+            return x @ weight + 1
+
+    loaded.first.linear = Other()
+    with pytest.raises(
+        UserError, match=r"module 'first\.linear': got Other, want what load_onnx made; merge"
+    ):
+        torch_ort.export_onnx(loaded, tmp_path / "net.onnx")
+    assert not (tmp_path / "net.onnx").exists()
+
+
+def test_products_with_one_weight_and_other_biases_are_other_layers() -> None:
+    model = model_of("""(float[N, 3] y)
+    <float[3, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9}, float[3] a = {1, 1, 1}, float[3] b = {5, 5, 5}> {
+      h = Gemm(x, w, a)
+      y = Gemm(h, w, b)
+    }""")
+    loaded = torch_ort.load_onnx(model)
+    biases = [each.bias for each in loaded.modules() if isinstance(each, nn.Linear)]
+    assert [each.tolist() for each in biases] == [[1, 1, 1], [5, 5, 5]]
+
+
+def test_statistics_that_others_read_do_not_move() -> None:
+    model = model_of(
+        """(float[N, 3, 4] y)
+        <float[3] scale = {1, 2, 3}, float[3] zero = {0, 0, 0}, float[3] one = {1, 1, 1}> {
+          mean = Identity(zero)
+          h = BatchNormalization(x, scale, zero, mean, one)
+          y = BatchNormalization(h, scale, zero, mean, one)
+        }""",
+        "float[N, 3, 4] x",
+    )
+    loaded, x = torch_ort.load_onnx(model), torch.randn(2, 3, 4)
+    assert {name for name, _ in loaded.named_parameters()} == {"scale"}
+    torch.testing.assert_close(loaded(x).detach(), by_onnxruntime(model.SerializeToString(), x=x))
+    with pytest.raises(Unsupported, match="other nodes read its running statistics, too"):
+        loaded.train()(x)
+
+
+def test_statistics_behind_an_identity_move() -> None:
+    model = model_of(
+        """(float[N, 3, 4] y)
+        <float[3] scale = {1, 2, 3}, float[3] shift = {0, 1, 0}, float[3] mean = {0, 0, 0},
+         float[3] var = {1, 1, 1}> {
+          same = Identity(mean)
+          y = BatchNormalization(x, scale, shift, same, var)
+        }""",
+        "float[N, 3, 4] x",
+    )
+    loaded = torch_ort.load_onnx(model).train()
+    loaded(torch.randn(2, 3, 4) + 5)
+    assert loaded.mean.mean().item() > 0.1
+
+
+def test_hooks_on_inputs_of_a_pickle() -> None:
+    model = model_of("(float[N] y) { y = Sub(a, b) }", "float[N] a, float[N] b")
+    loaded = torch_ort.load_onnx(model)
+    assert loaded.value("a") is not loaded.value("b")
+    again = pickle.loads(pickle.dumps(loaded))
+    again.value("a").register_forward_hook(lambda module, args, result: result * 10)
+    assert again(torch.ones(1), torch.ones(1)).tolist() == [9.0]

@@ -98,3 +98,18 @@ def test_integers_that_others_read_stay() -> None:
     want = by_onnxruntime(model.SerializeToString(), all_results=True, x=x)
     for got, each in zip(loaded(x), want, strict=True):
         torch.testing.assert_close(got, each)
+
+
+def test_the_dtype_without_a_zero_point_is_the_nodes() -> None:
+    model = model_of(
+        """(float[N, 3] y) <float scale = {1}> {
+          q = QuantizeLinear <output_dtype = 3> (x, scale)
+          q_zero_point = Neg(x)
+          d = DequantizeLinear(q, scale)
+          y = Add(d, q_zero_point)
+        }""",
+        domains='"" : 21',
+    )
+    x = torch.tensor([[-5.0, 5.0, 200.0]])
+    want = by_onnxruntime(model.SerializeToString(), x=x)
+    torch.testing.assert_close(torch_ort.load_onnx(model)(x), want)

@@ -99,3 +99,14 @@ def test_what_cannot_be_written(tmp_path: Path):
     with pytest.raises(UserError, match=r"sizes of 'second\.bias': got \[3\], want \[2\]"):
         torch_ort.export_onnx(loaded, path)
     assert not path.exists()
+
+
+def test_external_data_that_the_module_does_not_hold(tmp_path: Path):
+    model = model_of(TWO_LAYERS)
+    for each in model.graph.initializer:
+        each.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(each), each.name))
+    path = tmp_path / "net.onnx"
+    onnx.save(model, path, save_as_external_data=True, size_threshold=0, location="net.data")
+    loaded, x = torch_ort.load_onnx(path), torch.randn(2, 3)
+    torch_ort.export_onnx(loaded, tmp_path / "out.onnx")
+    torch.testing.assert_close(torch_ort.load_onnx(tmp_path / "out.onnx")(x), loaded(x))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from torch_ort import _C
 from torch_ort.onnx.command import compare, finetune, info, trial
 
@@ -22,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         return command(options)
-    except (_C.Error, OSError, ValueError) as error:
+    except (_C.Error, DecodeError, OSError, ValueError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
 

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper
 from torch_ort import _C
 from torch_ort.onnx.checkpoint import CheckpointState, Parameter
 from torch_ort.onnx.load import weights_of
+from torch_ort.onnx.names import Names
 from torch_ort.onnx.prepare import at_least
 from torch_ort.onnx.weights import without_weights
 
@@ -176,8 +177,7 @@ class _Writer:
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._graph = graph
-        self._taken = {value.name for value in (*graph.input, *graph.initializer)}
-        self._taken |= {name for node in graph.node for name in node.output}
+        self._names = Names(graph)
 
     def target(self, name: str, elem_type: int, like: onnx.ValueInfoProto, drop: int | None) -> str:
         """Add an input of the sizes of another value, less a dim."""
@@ -186,23 +186,15 @@ class _Writer:
             for i, dim in enumerate(like.type.tensor_type.shape.dim)
             if i != drop
         ]
-        name = self._new(name)
+        name = self._names.new(name)
         self._graph.input.append(helper.make_tensor_value_info(name, elem_type, dims))
         return name
 
     def make(self, op: str, *inputs: str, name: str = "", **attributes: object) -> str:
         """Append a node; gives the name of its result."""
-        result = self._new(name or op.lower())
+        result = self._names.new(name or op.lower())
         self._graph.node.append(helper.make_node(op, inputs, [result], **attributes))
         return result
-
-    def _new(self, word: str) -> str:
-        found, count = word, 1
-        while found in self._taken:
-            count += 1
-            found = f"{word}_{count}"
-        self._taken.add(found)
-        return found
 
 
 def _scalar(name: str, like: onnx.ValueInfoProto) -> onnx.ValueInfoProto:

@@ -131,6 +131,7 @@ class _Writer:
         self._root = root
         self._values: dict[int, fx.Node] = {}
         self._symbols: dict[str, fx.Node] = {}
+        self._biases: dict[str, str] = {}  # of linear layers, by their paths
         self._known_device: fx.Node | None = None
         taken: set[str] = set()
         of_inputs = set(program.symbols) & set(program.inputs.values())
@@ -138,10 +139,12 @@ class _Writer:
             self._symbols[name] = self.graph.placeholder(_identifier(name, taken))
         for number, name in program.inputs.items():
             self._values[number] = self.graph.placeholder(_identifier(name, taken))
-            if name in of_inputs:  # an integer that is read as a size
-                self._symbols[name] = self.graph.call_function(int, (self._values[number],))
-        for number in program.inputs:
+        for number, name in program.inputs.items():
             self._bind_symbols(number)
+            if name in of_inputs:  # an integer that is read as a size
+                read = self.graph.call_function(control_flow.integer, (self._values[number],))
+                read.meta["is_wrapped"] = True
+                self._symbols[name] = read
         for call in program.calls:
             self._write(*call)
         outputs = [self._value(number) for number in program.outputs]
@@ -263,7 +266,7 @@ class _Writer:
     ) -> fx.Node:
         made = row.module(positional, named)
         if linear.is_linear(made):
-            path = self._add_linear(made, positional[1])
+            path = self._add_linear(made, *positional[1:])
         else:
             path = self._add_module(name.lower(), made)
         tensors = [None if i in row.numbers else given for i, given in enumerate(positional)]
@@ -271,17 +274,23 @@ class _Writer:
             tensors.pop()
         return self.graph.call_module(path, tuple(tensors))
 
-    def _add_linear(self, made: nn.Module, weight: fx.Node) -> str:
-        """Make a product a submodule beside its weight; gives its path. It may serve many nodes."""
+    def _add_linear(self, made: nn.Module, weight: fx.Node, *biases: fx.Node) -> str:
+        """Make a product a submodule beside its weight; gives its path.
+
+        It serves all nodes with the same weight and bias.
+        """
+        bias = str(biases[0].target) if biases else ""
         path = linear.path_of(str(weight.target))
         parent, _, last = path.rpartition(".")
         owner = self._root.get_submodule(parent)
         there = getattr(owner, last, None)
-        if type(there) is type(made) and str(there) == str(made):
+        is_same = type(there) is type(made) and str(there) == str(made)
+        if is_same and self._biases[path] == bias:
             return path
         if there is not None:
             return self._add_module("linear", made)
         owner.add_module(last, made)
+        self._biases[path] = bias
         return path
 
     def _add_module(self, word: str, module: nn.Module) -> str:
@@ -342,10 +351,14 @@ class _Writer:
             self._bind_symbols(number)
 
 
+# Names that the code of a module uses.
+_OF_CODE = frozenset({"self", "torch", "torch_ort", "device", "getattr", "inf", "nan", "NoneType"})
+
+
 def _identifier(name: str, taken: set[str]) -> str:
     """Give a name of a parameter of forward, like that of an input and unlike all others."""
     base = re.sub(r"\W", "_", name)
-    if not base or base[0].isdigit() or keyword.iskeyword(base) or base == "self":
+    if not base or base[0].isdigit() or keyword.iskeyword(base) or base in _OF_CODE:
         base = f"input_{base}"
     found, count = base, 1
     while found in taken:

@@ -15,10 +15,6 @@ import torch
 from torch_ort.core.log_level import LogLevel
 from torch_ort.ortmodule import DebugOptions, ORTModule
 
-# Above this number of bytes the weights go into a separate file, because a file is limited to 2
-# GiB.
-_EXTERNAL_LIMIT = 2**30
-
 
 def captured_model(
     module: torch.nn.Module, run: Callable[[ORTModule], Any], config: Mapping[str, Any]
@@ -37,17 +33,6 @@ def captured_model(
         finally:  # the environment may have chosen another folder
             for file in Path(options.save_path).glob(f"{prefix}_*"):
                 file.unlink()
-
-
-def save(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model; weights of more than a GiB go into `<path>.data`."""
-    is_large = model.ByteSize() > _EXTERNAL_LIMIT
-    data = path.with_name(f"{path.name}.data")
-    if is_large:
-        data.unlink(missing_ok=True)  # onnx would append to it
-    onnx.save_model(
-        model, path, save_as_external_data=is_large, location=data.name if is_large else None
-    )
 
 
 def name_sizes(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:

@@ -18,15 +18,12 @@ from onnx import helper, numpy_helper
 
 from torch_ort import _C
 from torch_ort.core.dtypes import dtype_number
+from torch_ort.onnx.weights import save
 
 _TRAINED_KEY = "torch_ort.trained"
 _PROPERTY = "torch_ort.property."
 # Between the name of a parameter and that of a state of it.
 _OF_OPTIMIZER = "\n"
-# Above this number of bytes the tensors go into a separate file, because a model is limited to 2
-# GiB.
-_EXTERNAL_LIMIT = 2**30
-
 Property = int | float | str
 
 
@@ -110,11 +107,15 @@ class CheckpointState:
         try:
             model = onnx.load_model_from_string(data)
             onnx.load_external_data_for_model(model, str(path.parent))
-        except Exception as error:  # protobuf raises errors of its own, and onnx's are many
+            return cls._read(model)
+        except Exception as error:  # of protobuf, onnx, numpy and JSON
             raise _C.UserError(f"{path}: got no checkpoint: {error}") from error
+
+    @classmethod
+    def _read(cls, model: onnx.ModelProto) -> CheckpointState:
         metadata = {each.key: each.value for each in model.metadata_props}
         if _TRAINED_KEY not in metadata:
-            raise _C.UserError(f"{path}: got no checkpoint, but another model")
+            raise ValueError("another model")
         trained = set(json.loads(metadata[_TRAINED_KEY]))
         tensors = {each.name: _tensor(each) for each in model.graph.initializer}
         parameters = {
@@ -158,14 +159,7 @@ class CheckpointState:
                     f"property '{key}': got {type(value).__name__}, want int, float or str"
                 )
             model.metadata_props.add(key=_PROPERTY + key, value=json.dumps(value))
-        path = Path(checkpoint_uri)
-        is_large = model.ByteSize() > _EXTERNAL_LIMIT
-        data = path.with_name(f"{path.name}.data")
-        if is_large:
-            data.unlink(missing_ok=True)  # onnx would append to it
-        onnx.save_model(
-            model, path, save_as_external_data=is_large, location=data.name if is_large else None
-        )
+        save(model, Path(checkpoint_uri))
 
 
 def _proto(name: str, tensor: torch.Tensor) -> onnx.TensorProto:
@@ -176,6 +170,7 @@ def _proto(name: str, tensor: torch.Tensor) -> onnx.TensorProto:
 
 def _tensor(proto: onnx.TensorProto) -> torch.Tensor:
     array = np.array(numpy_helper.to_array(proto))
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if array.dtype.name.startswith(("bfloat16", "float8")):  # numpy knows them by another package
+        bits = np.uint8 if array.dtype.itemsize == 1 else np.int16
+        return torch.from_numpy(array.view(bits)).view(getattr(torch, array.dtype.name))
     return torch.from_numpy(array)

@@ -7,10 +7,15 @@ so does what is computed from their numbers.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+
+from torch_ort.onnx.names import Names
 
 # What numbers are computed by.
 _OPS = frozenset({
@@ -23,18 +28,18 @@ _MOST = 64
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
-def fold_numbers(graph: onnx.GraphProto, opset: int, taken: set[str]) -> None:
+def fold_numbers(graph: onnx.GraphProto, opset: int, names: Names) -> None:
     """Replace nodes of a graph that compute few numbers from few constants by constants.
 
-    Where a SequenceAt takes a part that SplitToSequence has made, it becomes a Slice. `taken` are
-    the names of all values.
+    Where a SequenceAt takes a part that SplitToSequence has made, it becomes a Slice. `names` are
+    those of the graph.
     """
-    _Folder(graph, opset, taken).run()
+    _Folder(graph, opset, names).run()
 
 
 class _Folder:
-    def __init__(self, graph: onnx.GraphProto, opset: int, taken: set[str]) -> None:
-        self._graph, self._opset, self._taken = graph, opset, taken
+    def __init__(self, graph: onnx.GraphProto, opset: int, names: Names) -> None:
+        self._graph, self._opset, self._names = graph, opset, names
         self._dims = {each.name: list(each.dims) for each in graph.initializer}
         self._known = {
             each.name: array
@@ -82,7 +87,7 @@ class _Folder:
                 return [self._number(node.output[0], result)]
             if node.op_type == "CastLike":
                 return [self._cast(node)]
-            if all(self._is_size(name) for name in node.input):
+            if _keeps_int64(node) and all(self._is_size(name) for name in node.input):
                 self._sizes.update(node.output)
         elif node.op_type in ("Shape", "Size"):
             self._sizes.update(node.output)
@@ -96,6 +101,8 @@ class _Folder:
     def _cast(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Give a CastLike as a Cast, or as a constant, where the dtype is known."""
         x, like = node.input[0], node.input[-1]
+        if node.attribute:  # of rounding and of what is beyond the dtype
+            return node
         if self._is_size(like):
             dtype = np.dtype(np.int64)
         elif like in self._known:
@@ -123,6 +130,8 @@ class _Folder:
         if not names or not all(name in self._known for name in names):
             return None
         given = {name: self._known[name] for name in names}
+        if _size_of(node, given) > _MOST:
+            return None
         values = [
             helper.make_tensor_value_info(
                 name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
@@ -155,19 +164,30 @@ class _Folder:
         names = []
         nodes = []
         for word, number in (("first", first), ("last", last), ("axis", axis)):
-            names.append(self._new(f"{at.output[0]}_{word}"))
+            names.append(self._names.new(f"{at.output[0]}_{word}"))
             nodes.append(self._number(names[-1], np.array([number], dtype=np.int64)))
         nodes.append(helper.make_node("Slice", [split.input[0], *names], at.output, at.name))
         return nodes
 
-    def _new(self, word: str) -> str:
-        """Give a name that no value has."""
-        found, count = word, 1
-        while found in self._taken:
-            count += 1
-            found = f"{word}_{count}"
-        self._taken.add(found)
-        return found
+
+def _keeps_int64(node: onnx.NodeProto) -> bool:
+    """Tell whether a node computes integers of 64 bits from such."""
+    if node.op_type == "Cast":
+        return any(each.name == "to" and each.i == TensorProto.INT64 for each in node.attribute)
+    return node.op_type not in ("ConstantOfShape", "Sqrt")
+
+
+def _size_of(node: onnx.NodeProto, given: Mapping[str, np.ndarray]) -> float:
+    """Give how many numbers a node makes of its inputs, where these do not bound it."""
+    values = [given.get(name) for name in node.input]
+    if node.op_type == "ConstantOfShape" and values[0] is not None:
+        return float(np.prod(values[0].astype(np.float64)))
+    if node.op_type == "Expand" and values[-1] is not None and values[0] is not None:
+        return float(np.prod(values[-1].astype(np.float64)) * values[0].size)
+    if node.op_type == "Range" and all(each is not None and each.size == 1 for each in values):
+        start, limit, delta = (float(each.item()) for each in values if each is not None)
+        return (limit - start) / delta if delta else math.inf
+    return 0.0
 
 
 def _array(tensor: TensorProto) -> np.ndarray | None:

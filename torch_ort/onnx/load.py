@@ -11,11 +11,12 @@ from typing import Any
 import onnx
 import torch
 from google.protobuf.message import DecodeError
+from onnx.external_data_helper import load_external_data_for_tensor
 from torch import fx, nn
 
 from torch_ort import _C
 from torch_ort.onnx.calls import VALUE_NAME, Program, write_graph
-from torch_ort.onnx.functions import linear
+from torch_ort.onnx.functions import linear, modes
 from torch_ort.onnx.functions.table import BY_MODE
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
 from torch_ort.onnx.prepare import prepared
@@ -78,7 +79,9 @@ class OnnxModule(fx.GraphModule):
         while hasattr(self, f"value_{count}"):
             count += 1
         self.add_module(f"value_{count}", nn.Identity())
-        with self.graph.inserting_after(node):
+        # Inputs stay in front of all else, where torch.fx puts them when it reads a pickle.
+        inputs = [each for each in self.graph.nodes if each.op == "placeholder"]
+        with self.graph.inserting_after(inputs[-1] if node in inputs else node):
             through = self.graph.call_module(f"value_{count}", (node,))
         through.meta[_WATCHES] = name
         node.replace_all_uses_with(through, lambda user: user is not through)
@@ -101,6 +104,11 @@ class OnnxModule(fx.GraphModule):
             for node in self.graph.nodes
         ]
         return _unpickle, (super().__reduce__(), self.onnx_names, self.onnx_file, said)
+
+
+def is_of_file(module: nn.Module) -> bool:
+    """Tell whether a module is one that `load_onnx` makes of a node, or `value` of a value."""
+    return linear.is_linear(module) or type(module) in (modes.Dropout, modes.BatchNorm, nn.Identity)
 
 
 def link_linear(module: fx.GraphModule) -> None:
@@ -166,7 +174,7 @@ def load_onnx(
         Unsupported: An operator has no calls that compute it, or the graph is a training graph.
         OSError: The file cannot be read.
     """
-    graph, file = _read(model)
+    graph, file, folder = _read(model)
     program = Program.of(graph)
     weights = _weights(graph, program)
     chosen = _chosen(trainable, weights)
@@ -183,12 +191,17 @@ def load_onnx(
         paths[number] = f"constant_{number}"
         root.register_buffer(paths[number], program.tensors[number], persistent=False)
     module = OnnxModule(root, write_graph(program, paths, root), names)
-    module.onnx_file = without_weights(file, set(module.onnx_names.values()))
+    held = set(module.onnx_names.values())
+    for tensor in file.graph.initializer:
+        # What the module does not hold, such as sizes. The engine has read it from there already.
+        if tensor.name not in held and tensor.data_location == onnx.TensorProto.EXTERNAL:
+            load_external_data_for_tensor(tensor, folder)
+    module.onnx_file = without_weights(file, held)
     return module.eval()
 
 
-def _read(model: Any) -> tuple[_C.Graph, onnx.ModelProto]:
-    """Read the graph, and the file without its external data."""
+def _read(model: Any) -> tuple[_C.Graph, onnx.ModelProto, str]:
+    """Read the graph, the file without its external data, and the folder of that."""
     if isinstance(model, bytes):
         data, folder = model, ""
     elif isinstance(model, str | os.PathLike):
@@ -206,12 +219,12 @@ def _read(model: Any) -> tuple[_C.Graph, onnx.ModelProto]:
         _C.Graph.from_onnx(data)  # says in words what is wrong
         raise
     data = prepared(file).SerializeToString()
-    return _C.Graph.from_onnx(data, directory=folder), file
+    return _C.Graph.from_onnx(data, directory=folder), file, folder
 
 
 def weights_of(model: Any) -> dict[str, torch.Tensor]:
     """Give the initializers of a model that `load_onnx` can make parameters, by their names."""
-    graph, _ = _read(model)
+    graph, _, _ = _read(model)
     return _weights(graph, Program.of(graph))
 
 
@@ -227,7 +240,10 @@ def _weights(graph: _C.Graph, program: Program) -> dict[str, torch.Tensor]:
     return {
         name: tensor
         for name, tensor in tensors.items()
-        if tensor.is_floating_point() and tensor.ndim > 0 and name not in statistics
+        if tensor.is_floating_point()
+        and tensor.dtype.itemsize > 1
+        and tensor.ndim > 0
+        and name not in statistics
     }
 
 
@@ -255,7 +271,9 @@ def _attribute_path(name: str) -> str:
 
 
 # Attributes that each module has of its own.
-_TAKEN = frozenset(dir(fx.GraphModule(nn.Module(), fx.Graph())))
+_TAKEN = frozenset(
+    {*dir(fx.GraphModule(nn.Module(), fx.Graph())), *dir(OnnxModule), *OnnxModule.__annotations__}
+)
 
 
 def _register(root: nn.Module, path: str, tensor: torch.Tensor, name: str) -> None:

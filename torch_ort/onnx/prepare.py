@@ -5,6 +5,7 @@ Functions of the file are spelled out, scans are loops, and operators of Python 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
@@ -15,6 +16,7 @@ from torch_ort.onnx.folding import fold_numbers
 from torch_ort.onnx.functions import linear
 from torch_ort.onnx.functions.table import BY_MODE, LINEAR, TABLE, Row
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
+from torch_ort.onnx.names import Names
 from torch_ort.onnx.quantization import join_quantization
 from torch_ort.onnx.scans import without_scans
 
@@ -32,8 +34,13 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     Functions that the file defines are written where they are called, an opset older than 13
     becomes 13, and nodes that functions of torch_ort/onnx/functions compute are marked.
 
-    Raises UserError if an old opset cannot be converted.
+    Raises UserError if an old opset cannot be converted, or a node is marked in the file.
     """
+    for node in nodes_of(model.graph):
+        if node.domain.startswith(FUNCTION_DOMAIN):
+            raise _C.UserError(
+                f"{node.domain}.{node.op_type} (node '{node.name}'): got a domain of this package's"
+            )
     versions = {each.domain: each.version for each in model.opset_import}
     if model.functions:
         model = inliner.inline_local_functions(model)
@@ -45,16 +52,46 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     graph = copied.graph
-    taken = _names(graph)
+    names = Names(graph)
     if any(node.op_type == "Scan" for node in nodes_of(graph)):
-        without_scans(graph, taken)
-    fold_numbers(graph, versions.get("", versions.get("ai.onnx", OLDEST_OPSET)), taken)
+        without_scans(graph, names)
+    fold_numbers(graph, versions.get("", versions.get("ai.onnx", OLDEST_OPSET)), names)
     linear.read_untransposed(graph, linear.transposed(graph, matrices))
-    join_quantization(graph)
+    join_quantization(graph, names)
+    _settle_statistics(graph)
     rows = list(_rows(graph, matrices))
     for domain in sorted({_mark(node, domain, row, versions) for node, domain, row in rows}):
         copied.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     return copied
+
+
+def _settle_statistics(graph: onnx.GraphProto) -> None:
+    """Let batch norms read their running statistics themselves, and mark those that share them.
+
+    An exporter that makes one initializer of equal ones has others read it by Identity nodes.
+    """
+    initializers = {each.name for each in graph.initializer}
+    made = {node.output[0]: node for node in graph.node if node.output}
+    norms = [
+        node
+        for node in graph.node
+        if node.op_type == "BatchNormalization" and not node.domain and len(node.input) == 5
+    ]
+    for node in norms:
+        for slot in (3, 4):
+            name = node.input[slot]
+            while name in made and made[name].op_type == "Identity" and made[name].input:
+                name = made[name].input[0]
+            if name in initializers:
+                node.input[slot] = name
+    readers = Counter(name for node in nodes_of(graph) for name in node.input)
+    given = {value.name for value in graph.output}
+    for node in graph.node:
+        if node.op_type == "Identity" and not (given | readers.keys()) & set(node.output):
+            readers.subtract(node.input)  # nobody reads it any more
+    for node in norms:
+        if any(readers[node.input[slot]] > 1 for slot in (3, 4)):
+            node.attribute.append(onnx.helper.make_attribute("shared", 1))
 
 
 def _rows(
@@ -83,17 +120,6 @@ def _row(node: onnx.NodeProto, matrices: Mapping[str, Sequence[int]]) -> tuple[s
         if row and (not row.when or row.when(node)):
             return domain, row
     return None
-
-
-def _names(graph: onnx.GraphProto) -> set[str]:
-    """Give the names of all values of a graph and of the graphs in it."""
-    names = {each.name for each in (*graph.input, *graph.initializer)}
-    for node in graph.node:
-        names.update(node.input, node.output)
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                names |= _names(attribute.g)
-    return names
 
 
 def _domain(node: onnx.NodeProto) -> str:

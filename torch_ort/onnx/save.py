@@ -15,9 +15,10 @@ from torch import nn
 
 from torch_ort import _C
 from torch_ort.core.policy import ORTModuleFallbackException
-from torch_ort.onnx.capture import captured_model, name_sizes, name_values, save
-from torch_ort.onnx.load import OnnxModule
-from torch_ort.onnx.weights import with_weights
+from torch_ort.onnx.capture import captured_model, name_sizes, name_values
+from torch_ort.onnx.load import OnnxModule, is_of_file
+from torch_ort.onnx.names import Names
+from torch_ort.onnx.weights import save, with_weights
 from torch_ort.ortmodule import ORTModule
 
 # Of files, unless the caller names one.
@@ -64,8 +65,9 @@ def export_onnx(
     Raises:
         TypeError: The module is none, or has not been given what it needs.
         Unsupported: The module cannot be captured whole, or calls operators that ONNX has not.
-        UserError: A weight of a loaded module has other sizes than in the file, or a name in
-            `dynamic` is no input.
+        UserError: A weight of a loaded module has other sizes than in the file, or a layer of it
+            was replaced, as by an adapter that is not merged. A name in `dynamic` is no input, or
+            the name of an output is taken.
         OSError: The file cannot be written.
     """
     module = _inner(module)
@@ -90,7 +92,19 @@ def _inner(module: Any) -> Any:
     return getattr(module, "_orig_mod", module)
 
 
+def _check_unchanged(module: OnnxModule) -> None:
+    """Raise UserError if others have put modules of their own in the place of those of the file."""
+    for node in module.graph.nodes:
+        called = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if called is not None and not is_of_file(called):
+            raise _C.UserError(
+                f"export_onnx: module '{node.target}': got {type(called).__name__}, want what "
+                "load_onnx made; merge adapters first"
+            )
+
+
 def _save_loaded(module: OnnxModule, path: Path) -> None:
+    _check_unchanged(module)
     state = module.state_dict()
     model = with_weights(
         module.onnx_file, {name: state[key] for key, name in module.onnx_names.items()}
@@ -127,10 +141,23 @@ def _exported(
     graph = model.graph
     if not private:
         _refuse_private(graph)
+    arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    for value in graph.input:
+        if re.split(r"\W", value.name)[0] not in _names_of(arguments):
+            raise _C.UserError(
+                "export_onnx: inputs: got a number, which would become an input of the file; want "
+                "tensors, and numbers as attributes of the module"
+            )
     names = {value.name: re.sub(r"\W+", "_", value.name).rstrip("_") for value in graph.input}
+    inner = Names(graph)
     if output_names is None:
-        count = range(1, len(graph.output))
-        output_names = ["output", *(f"output_{i}" for i in count)]
+        words = [f"output_{i}" if i else "output" for i in range(len(graph.output))]
+        output_names = [inner.new(word) for word in words]
+    taken = {*names.values(), *(each.name for each in graph.initializer)} & set(output_names)
+    if taken or len(set(output_names)) < len(output_names):
+        raise _C.UserError(
+            f"export_onnx: output_names: got {', '.join(output_names)}, want names of their own"
+        )
     if len(output_names) != len(graph.output):
         raise _C.UserError(
             f"export_onnx: output_names: got {len(output_names)}, want {len(graph.output)}"
@@ -139,6 +166,15 @@ def _exported(
     if dynamic is not True:
         _settle_sizes(graph, dynamic or {}, _tensors(module, args, kwargs))
     return model
+
+
+def _names_of(arguments: Mapping[str, Any]) -> set[str]:
+    """Give the names that inputs may begin with: of arguments, but for numbers."""
+    names = {name for name, given in arguments.items() if not isinstance(given, int | float)}
+    for given in arguments.values():
+        if isinstance(given, Mapping):  # keywords that forward does not name
+            names |= {str(name) for name in given}
+    return names
 
 
 def _tensors(
@@ -179,6 +215,14 @@ def _settle_sizes(
     if unknown:
         there = ", ".join(value.name for value in graph.input)
         raise _C.UserError(f"export_onnx: dynamic: got {', '.join(unknown)}, want some of {there}")
+    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.input}
+    for name, places in dynamic.items():
+        beyond = [place for place in places if not 0 <= place < ranks[name]]
+        if beyond:
+            most = ranks[name] - 1
+            raise _C.UserError(
+                f"export_onnx: dynamic: dim of '{name}': got {beyond[0]}, want 0 to {most}"
+            )
     wanted: dict[str, str] = {}
     fixed: dict[str, int] = {}
     for value in graph.input:

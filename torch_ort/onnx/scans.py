@@ -8,24 +8,25 @@ import onnx
 from onnx import TensorProto, helper
 
 from torch_ort import _C
+from torch_ort.onnx.names import Names
 
 
-def without_scans(graph: onnx.GraphProto, taken: set[str]) -> None:
+def without_scans(graph: onnx.GraphProto, names: Names) -> None:
     """Replace the Scan nodes of a graph, and of the graphs in it, by Loop and Gather nodes.
 
-    `taken` are the names of all values.
+    `names` are those of the outermost graph.
     """
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
-                without_scans(attribute.g, taken)
+                without_scans(attribute.g, names)
     if not any(node.op_type == "Scan" and not node.domain for node in graph.node):
         return
     nodes = [
         made
         for node in graph.node
         for made in (
-            _Scan(node, taken).written() if node.op_type == "Scan" and not node.domain else [node]
+            _Scan(node, names).written() if node.op_type == "Scan" and not node.domain else [node]
         )
     ]
     del graph.node[:]
@@ -33,9 +34,9 @@ def without_scans(graph: onnx.GraphProto, taken: set[str]) -> None:
 
 
 class _Scan:
-    def __init__(self, node: onnx.NodeProto, taken: set[str]) -> None:
+    def __init__(self, node: onnx.NodeProto, names: Names) -> None:
         self._node = node
-        self._taken = taken
+        self._names = names
         self._attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         body, scanned = self._attributes.get("body"), self._attributes.get("num_scan_inputs")
         if not isinstance(body, onnx.GraphProto) or not isinstance(scanned, int):
@@ -142,10 +143,4 @@ class _Scan:
         return name
 
     def _new(self, word: str) -> str:
-        """Give a name that no value has."""
-        found, count = f"{word}_of_scan", 0
-        while found in self._taken:
-            count += 1
-            found = f"{word}_of_scan_{count}"
-        self._taken.add(found)
-        return found
+        return self._names.new(f"{word}_of_scan")

@@ -52,6 +52,8 @@ class Module:
         self._is_reset = False
         # Both share the tensors of the state.
         for name, parameter in state.parameters.items():
+            if not self._train.has(name):  # the loss does not need it
+                continue
             parameter.tensor = self._train.weight(name)
             if self._eval is not None:
                 self._eval.share(name, parameter.tensor)
@@ -125,7 +127,7 @@ class Module:
         """
         if self._eval is None:
             raise _C.UserError("export_model_for_inferencing: the module has no eval_model_uri")
-        model = self._eval.with_weights()
+        model = onnx.shape_inference.infer_shapes(self._eval.with_weights())
         made = {name for node in model.graph.node for name in node.output}
         unknown = [name for name in graph_output_names if name not in made]
         if unknown:
@@ -167,10 +169,12 @@ class _Run:
         weights = {each.name for each in self.file.graph.initializer}
         return [value for value in self.file.graph.input if value.name not in weights]
 
+    def has(self, name: str) -> bool:
+        """Tell whether the model reads a weight."""
+        return name in self._paths
+
     def weight(self, name: str) -> torch.Tensor:
-        """Give a weight. Raises UserError if the model does not have it."""
-        if name not in self._paths:
-            raise _C.UserError(f"Module: parameter '{name}' of the checkpoint: the model has none")
+        """Give a weight."""
         owner, last = self._owner(name)
         return getattr(owner, last)
 

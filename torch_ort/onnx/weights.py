@@ -1,14 +1,19 @@
-"""The data of initializers, taken out of a file and put back."""
+"""The data of initializers, taken out of a file and put back, and files with much of it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 import onnx
 import torch
 
 from torch_ort import _C
 from torch_ort.core.dtypes import dtype_of_number
+
+# Above this number of bytes the tensors go into a separate file, because a file is limited to 2
+# GiB.
+_EXTERNAL_LIMIT = 2**30
 
 # The fields of a TensorProto that are data; a file may have it in any of them.
 _DATA = (
@@ -54,3 +59,14 @@ def with_weights(file: bytes, tensors: Mapping[str, torch.Tensor]) -> onnx.Model
 def _bytes(tensor: torch.Tensor, data_type: int) -> bytes:
     row_major = tensor.detach().to("cpu", dtype_of_number(data_type)).contiguous()
     return row_major.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def save(model: onnx.ModelProto, path: Path) -> None:
+    """Write a model; tensors of more than a GiB go into `<path>.data`."""
+    is_large = model.ByteSize() > _EXTERNAL_LIMIT
+    data = path.with_name(f"{path.name}.data")
+    if is_large:
+        data.unlink(missing_ok=True)  # onnx would append to it
+    onnx.save_model(
+        model, path, save_as_external_data=is_large, location=data.name if is_large else None
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from torch_ort.onnx.command.info import text_of
@@ -52,13 +54,26 @@ def graph_differences(one: onnx.ModelProto, other: onnx.ModelProto) -> Iterator[
 
 
 def _node(node: onnx.NodeProto) -> tuple[str, str]:
-    attributes = ", ".join(
-        onnx.helper.printable_attribute(each)
-        for each in sorted(node.attribute, key=lambda a: a.name)
-    )
+    """Give the outputs of a node, by which it is known, and what it is."""
+    texts = [
+        _text_of_attribute(each) for each in sorted(node.attribute, key=lambda each: each.name)
+    ]
     name = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    given = f" <{attributes}>" if attributes else ""
+    given = f" <{', '.join(texts)}>" if texts else ""
     return ", ".join(node.output), f"{name}{given} ({', '.join(node.input)})"
+
+
+def _text_of_attribute(attribute: onnx.AttributeProto) -> str:
+    """Give an attribute as text; of a tensor or a graph, a number that tells it from others."""
+    text = onnx.helper.printable_attribute(attribute)
+    is_whole = attribute.type not in (
+        onnx.AttributeProto.TENSOR, onnx.AttributeProto.GRAPH, onnx.AttributeProto.SPARSE_TENSOR,
+        onnx.AttributeProto.TENSORS, onnx.AttributeProto.GRAPHS,
+    )  # fmt: skip
+    if is_whole:
+        return text
+    data = attribute.SerializeToString(deterministic=True)
+    return f"{text} #{hashlib.sha256(data).hexdigest()[:8]}"
 
 
 def _changes(kind: str, first: dict[str, str], second: dict[str, str]) -> Iterator[str]:
@@ -83,7 +98,7 @@ def _weights(one: onnx.GraphProto, other: onnx.GraphProto, tolerance: float) -> 
         row = _difference(first.get(name), second.get(name), tolerance)
         if row:
             count += 1
-            table.add_row(name, *row)
+            table.add_row(escape(name), *row)
     return table, count
 
 

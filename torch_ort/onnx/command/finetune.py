@@ -55,13 +55,14 @@ def run(options: argparse.Namespace) -> int:
         raise _C.UserError(f"{options.data}: got no .npz files, want one or more")
     loaded = load_onnx(options.file, True if options.trainable is None else options.trainable)
     call = loaded if options.backend == "eager" else torch.compile(loaded, backend="ort")
+    loaded.train()  # dropout drops, and statistics of batch norms move
     losses = []
     with Progress(console=console) as progress:
         task = progress.add_task("training", total=options.epochs * len(batches))
         for loss in _steps(loaded, call, batches, options):
             losses.append(loss)
             progress.update(task, advance=1, description=f"loss {loss:.4g}")
-    export_onnx(loaded, options.write)
+    export_onnx(loaded.eval(), options.write)
     if losses:
         console.print(f"loss {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} steps")
     console.print(f"wrote {options.write}", markup=False)

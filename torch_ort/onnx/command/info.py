@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from torch_ort import _C
@@ -30,7 +31,8 @@ def run(options: argparse.Namespace) -> int:
     path: Path = options.file
     model = onnx.load(path, load_external_data=False)
     opsets = ", ".join(f"{each.domain or 'ai.onnx'} {each.version}" for each in model.opset_import)
-    console.print(f"{path}: opsets {opsets}; by {model.producer_name or 'an unnamed producer'}")
+    producer = model.producer_name or "an unnamed producer"
+    console.print(f"{path}: opsets {opsets}; by {producer}", markup=False)
     for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
         weights = {each.name for each in model.graph.initializer}
         for value in values:
@@ -68,7 +70,7 @@ def _operators(model: onnx.ModelProto) -> Table:
         counts[name, "a function of PyTorch's" if is_function else "the engine"] += 1
     table = Table("operator", "nodes", "computed by")
     for (name, by), count in sorted(counts.items()):
-        table.add_row(name, str(count), by)
+        table.add_row(escape(name), str(count), by)
     return table
 
 
@@ -77,7 +79,7 @@ def _weights(loaded: OnnxModule) -> Table:
     table = Table("weight", "dtype", "sizes", "trained")
     for name, tensor in loaded.state_dict().items():
         sizes = " x ".join(map(str, tensor.shape))
-        row = (loaded.onnx_names[name], str(tensor.dtype).removeprefix("torch."), sizes)
+        row = (escape(loaded.onnx_names[name]), str(tensor.dtype).removeprefix("torch."), sizes)
         table.add_row(*row, "yes" if name in trained else "no")
     return table
 

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from torch_ort import _C
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
             differs |= not difference <= options.tolerance
             words = f"{difference:.3g}"
         sizes = " x ".join(map(str, result.shape))
-        table.add_row(name, str(result.dtype).removeprefix("torch."), sizes, words)
+        table.add_row(escape(name), str(result.dtype).removeprefix("torch."), sizes, words)
     console.print(table)
     console.print(f"{options.backend}: {1000 * seconds:.3f} ms a call")
     if their_seconds is not None:

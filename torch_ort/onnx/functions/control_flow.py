@@ -14,6 +14,11 @@ from torch import Tensor
 Body = Callable[..., Any]
 
 
+def integer(x: Tensor) -> int:
+    """Read a tensor of one integer that is a size."""
+    return int(x)
+
+
 def if_else(
     condition: Tensor, then_branch: Body, else_branch: Body, then_symbols: Sequence[Any],
     else_symbols: Sequence[Any], operands: Sequence[Tensor],

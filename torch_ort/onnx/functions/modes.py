@@ -12,6 +12,7 @@ import onnx
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torch_ort import _C
 from torch_ort.onnx.functions.table import BY_MODE, has_attribute, has_inputs, has_outputs, of_onnx
 
 _says_it_trains = has_attribute("training_mode", 1)
@@ -55,13 +56,22 @@ class BatchNorm(nn.Module):
 
     def __init__(
         self, numbers: object, *, epsilon: float = 1e-5, momentum: float = 0.9,
-        training_mode: int = 0, spatial: int = 1,
+        training_mode: int = 0, spatial: int = 1, shared: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
+        self.shared = bool(shared)  # other nodes read the statistics, too
         self.epsilon, self.momentum = epsilon, momentum
 
     def forward(self, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
-        """Give x normalized per channel (batch, channels, ...)."""
+        """Give x normalized per channel (batch, channels, ...).
+
+        Raises Unsupported in training where moving the statistics would change other nodes.
+        """
+        if self.training and self.shared:
+            raise _C.Unsupported(
+                "BatchNormalization: training: other nodes read its running statistics, too; want "
+                "a file in which they are its own, or eval(), which leaves them as they are"
+            )
         return F.batch_norm(
             x, mean, var, scale, bias, self.training, 1 - self.momentum, self.epsilon
         )

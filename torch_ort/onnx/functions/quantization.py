@@ -79,11 +79,13 @@ def fake_quantize(
     The gradient is that of x between the bounds of the zero point's dtype, and 0 beyond.
     """
     step = along(scale, x, axis, block_size)
-    shift = along(zero_point, x, axis, block_size).to(x.dtype)
+    # The quotient has the digits of its dtype, as ONNX says; integers of 16 bits need more.
+    quotient = (x / step).float() if x.dtype.itemsize < 4 else x / step
+    shift = along(zero_point, x, axis, block_size).to(quotient.dtype)
     least, greatest = bounds(zero_point.dtype)
-    exact = (x / step + shift).clamp(least, greatest)
-    rounded = exact + ((x / step).round() + shift).clamp(least, greatest).sub(exact).detach()
-    result = (rounded - shift) * step
+    exact = (quotient + shift).clamp(least, greatest)
+    rounded = exact + (quotient.round() + shift).clamp(least, greatest).sub(exact).detach()
+    result = (rounded - shift).to(step.dtype) * step
     return result.to(dtype_of(output_dtype)) if output_dtype else result
 
 

@@ -79,27 +79,39 @@ def _cosines(
     size: Sequence[int], factors: Sequence[float], periodic: int, output_datatype: int
 ) -> Tensor:
     """Sum cosines of the multiples of an angle that runs once around the window."""
-    count = size[0] if periodic else size[0] - 1
-    if count == 0:
-        raise _C.UserError("window: size: got 1, want more, or a periodic one")
-    angles = torch.arange(size[0], dtype=torch.float64) * (2 * math.pi / count)
+    angles = torch.arange(size[0], dtype=torch.float64) * (2 * math.pi / _turn(size, periodic))
     terms = [factor * torch.cos(i * angles) for i, factor in enumerate(factors)]
     return torch.stack(terms).sum(0).to(dtype_of(output_datatype))
 
 
-@of_onnx("HannWindow", numbers=(0,))
+def _turn(size: Sequence[int], periodic: int) -> int:
+    """Give the number of steps in which the angle runs around."""
+    count = size[0] if periodic else size[0] - 1
+    if count == 0:
+        raise _C.UserError("window: size: got 1, want more, or a periodic one")
+    return count
+
+
+def _window_types(
+    size: Sequence[int], *, output_datatype: int = 1, periodic: int = 1
+) -> list[tuple[torch.dtype, list[int]]]:
+    _turn(size, periodic)
+    return [(dtype_of(output_datatype), [size[0]])]
+
+
+@of_onnx("HannWindow", numbers=(0,), types=_window_types)
 def hann_window(size: Sequence[int], *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
     """1/2 - cos / 2."""
     return _cosines(size, (0.5, -0.5), periodic, output_datatype)
 
 
-@of_onnx("HammingWindow", numbers=(0,))
+@of_onnx("HammingWindow", numbers=(0,), types=_window_types)
 def hamming_window(size: Sequence[int], *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
     """25/46 - 21/46 cos."""
     return _cosines(size, (25 / 46, -21 / 46), periodic, output_datatype)
 
 
-@of_onnx("BlackmanWindow", numbers=(0,))
+@of_onnx("BlackmanWindow", numbers=(0,), types=_window_types)
 def blackman_window(size: Sequence[int], *, output_datatype: int = 1, periodic: int = 1) -> Tensor:
     """0.42 - cos / 2 + 0.08 of the double angle's."""
     return _cosines(size, (0.42, -0.5, 0.08), periodic, output_datatype)

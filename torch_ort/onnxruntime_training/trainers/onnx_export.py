@@ -11,7 +11,8 @@ from typing import Any
 import onnx
 import torch
 
-from torch_ort.onnx.capture import captured_model, name_sizes, name_values, save
+from torch_ort.onnx.capture import captured_model, name_sizes, name_values
+from torch_ort.onnx.weights import save
 from torch_ort.ortmodule import ORTModule
 
 # The names that an ORTModule gives to the tensors of its first argument, here the tuple of inputs.
