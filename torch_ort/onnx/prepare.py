@@ -37,7 +37,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     Raises UserError if an old opset cannot be converted, or a node is marked in the file.
     """
     for node in nodes_of(model.graph):
-        if node.domain.startswith(FUNCTION_DOMAIN):
+        if str(node.domain).startswith(FUNCTION_DOMAIN):  # bytes, if they are no text
             raise _C.UserError(
                 f"{node.domain}.{node.op_type} (node '{node.name}'): got a domain of this package's"
             )
