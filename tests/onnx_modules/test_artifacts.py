@@ -106,6 +106,31 @@ def test_evaluation_and_additional_outputs(tmp_path: Path) -> None:
     assert all(each.grad is None for each in state.parameters.values())
 
 
+def test_nodes_that_train_evaluate_in_the_model_for_that(tmp_path: Path) -> None:
+    model = model_of(
+        """(float[N, 3] y)
+        <float[3] s = {1, 2, 3}, float[3] b = {0, 1, 0}, float[3] m = {0.5, 0, 0},
+         float[3] v = {1, 4, 1}, float ratio = {0.5}, bool train = {1}> {
+          h, moved, spread = BatchNormalization <training_mode = 1> (x, s, b, m, v)
+          y = Dropout(h, ratio, train)
+        }"""
+    )
+    generate_artifacts(
+        model, loss=LossType.MSELoss, artifact_directory=tmp_path, additional_output_names=["y"]
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    target = np.zeros((5, 3), np.float32)
+    _, trained = module(X, target)
+    assert (trained == 0).any()
+    _, y = module.eval()(X, target)
+    norm = nn.functional.batch_norm(
+        torch.from_numpy(X), torch.tensor([0.5, 0, 0]), torch.tensor([1.0, 4, 1]),
+        torch.tensor([1.0, 2, 3]), torch.tensor([0.0, 1, 0]),
+    )  # fmt: skip
+    torch.testing.assert_close(torch.from_numpy(y), norm)
+
+
 def test_a_model_whose_output_is_its_loss(tmp_path: Path) -> None:
     model = model_of("""(float loss) <float[3] weight = {1, 2, 3}> {
       h = Mul(x, weight)

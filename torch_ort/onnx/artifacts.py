@@ -18,7 +18,7 @@ from torch_ort import _C
 from torch_ort.onnx.checkpoint import CheckpointState, Parameter
 from torch_ort.onnx.load import weights_of
 from torch_ort.onnx.names import Names
-from torch_ort.onnx.prepare import at_least
+from torch_ort.onnx.prepare import at_least, nodes_of
 from torch_ort.onnx.weights import without_weights
 
 # What a model of an optimizer says of itself.
@@ -59,10 +59,10 @@ def generate_artifacts(
 ) -> None:
     """Write the files for training a model: `training_model.onnx`, `eval_model.onnx`, `checkpoint`.
 
-    With an optimizer, `optimizer_model.onnx` is written as well. The training model takes the
-    inputs of the model and a target, "labels" for CrossEntropyLoss (int64 classes, without the dim
-    of classes) and "target" for others (as the output is). It gives the loss, and the additional
-    outputs.
+    With an optimizer, `optimizer_model.onnx` is written as well. In the model for evaluation,
+    dropout and batch norms that train do not. The training model takes the inputs of the model and
+    a target, "labels" for CrossEntropyLoss (int64 classes, without the dim of classes) and "target"
+    for others (as the output is). It gives the loss, and the additional outputs.
 
     Args:
         model: A model of inference, or its path.
@@ -104,11 +104,24 @@ def generate_artifacts(
         {name: Parameter(name, tensor, name in trained) for name, tensor in weights.items()}
     )
     CheckpointState.save_checkpoint(state, folder / f"{prefix}checkpoint")
-    data = without_weights(training, set(weights))
-    for kind in ("training_model", "eval_model"):
-        (folder / f"{prefix}{kind}.onnx").write_bytes(data)
+    (folder / f"{prefix}training_model.onnx").write_bytes(without_weights(training, set(weights)))
+    _evaluate(training.graph)
+    (folder / f"{prefix}eval_model.onnx").write_bytes(training.SerializeToString())
     if optimizer is not None:
         onnx.save_model(_optimizer(optimizer), folder / f"{prefix}optimizer_model.onnx")
+
+
+def _evaluate(graph: onnx.GraphProto) -> None:
+    """Let nodes of a graph evaluate that say of themselves that they train."""
+    for node in nodes_of(graph):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "Dropout":
+            del node.input[2:]
+        if node.op_type == "BatchNormalization":
+            kept = [each for each in node.attribute if each.name != "training_mode"]
+            del node.attribute[:], node.output[1:]
+            node.attribute.extend(kept)
 
 
 def _trained(
