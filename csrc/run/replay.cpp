@@ -8,6 +8,7 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <exception>
@@ -338,6 +339,8 @@ const Replay::Captured* Replay::capture(Context& context, Part& part, const Tens
     list_left(context, part, before, given, *made);
   } catch (const DeviceError&) {
     throw;
+  } catch (const c10::IndexError&) {
+    throw;  // of an earlier step, whose labels or ids kernels have found to be out of bounds
   } catch (const std::exception& error) {
     // Nothing has run, so it may run step by step.
     refused = first_line(error.what());

@@ -593,6 +593,23 @@ def test_labels_out_of_bounds_are_found_in_replays(road):
         run(*batch(7))
 
 
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_labels_out_of_bounds_are_found_before_a_capture(road, step):
+    run = road(new_model(), cuda_graphs=True)
+    for i in range(step):
+        run(*batch(i))[0].backward()
+
+    def run_twice():
+        ids, labels = batch(step)
+        labels[1, 1] = 77
+        run(ids, labels)
+        torch.cuda.synchronize()
+        run(*batch(step + 1))
+
+    with pytest.raises(IndexError, match="Target is out of bounds"):
+        run_twice()
+
+
 def test_what_the_host_has_to_look_at_is_not_captured(road, reports):
     class Sorted(nn.Module):
         def __init__(self):
