@@ -150,8 +150,8 @@ def _mark(node: onnx.NodeProto, domain: str, row: Row, versions: dict[str, int])
 def at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """Give the model with an older opset converted to a newer one.
 
-    Raises Unsupported for a Scan of opset 8, which has other inputs, and for a Hardmax before 13,
-    and UserError where onnx cannot convert an operator.
+    Raises Unsupported for a Scan of opset 8, which has other inputs, for a Hardmax before 13, and
+    for a PRelu before 7, and UserError where onnx cannot convert an operator.
     """
     found = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
     if not found or found[0] >= opset:
@@ -161,6 +161,9 @@ def at_least(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     if found[0] < 13 <= opset and any(node.op_type == "Hardmax" for node in nodes_of(model.graph)):
         # onnx keeps the node, which would take one axis in place of all behind it.
         raise _C.Unsupported(f"Hardmax: opset: got {found[0]}, which flattens, want 13 or newer")
+    if found[0] < 7 <= opset and any(node.op_type == "PRelu" for node in nodes_of(model.graph)):
+        # onnx keeps the slopes, which were those of channels.
+        raise _C.Unsupported(f"PRelu: opset: got {found[0]}, want 7 or newer")
     try:
         converted = version_converter.convert_version(model, opset)
     except Exception as error:  # it raises what its C++ throws, of many types
