@@ -602,7 +602,7 @@ def test_damaged_models_are_read_or_refused(
         data = data[: end % len(data)]
     try:
         graph = _C.Graph.from_onnx(bytes(data))
-    except _C.UserError:
+    except (_C.UserError, _C.Unsupported):  # more outputs than the engine has for an op
         return
     graph.verify()
     graph.nodes()
