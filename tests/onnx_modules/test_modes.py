@@ -288,6 +288,23 @@ def test_statistics_that_others_read_do_not_move() -> None:
         loaded.train()(x)
 
 
+def test_statistics_that_nodes_of_training_share() -> None:
+    model = model_of(
+        """(float[N, 3, 4] y)
+        <float[3] scale = {1, 2, 3}, float[3] zero = {0, 0, 0}, float[3] one = {1, 1, 1}> {
+          h, m1, v1 = BatchNormalization <training_mode = 1> (x, scale, zero, zero, one)
+          y, m2, v2 = BatchNormalization <training_mode = 1> (h, scale, zero, zero, one)
+        }""",
+        "float[N, 3, 4] x",
+    )
+    loaded, x = torch_ort.load_onnx(model), torch.randn(2, 3, 4)
+    scale = torch.tensor([1.0, 2.0, 3.0])
+    want = x
+    for _ in range(2):
+        want = nn.functional.batch_norm(want, None, None, scale, training=True)
+    torch.testing.assert_close(loaded(x).detach(), want, rtol=1e-4, atol=1e-5)
+
+
 def test_statistics_behind_an_identity_move() -> None:
     model = model_of(
         """(float[N, 3, 4] y)

@@ -90,7 +90,9 @@ def _settle_statistics(graph: onnx.GraphProto) -> None:
         if node.op_type == "Identity" and not (given | readers.keys()) & set(node.output):
             readers.subtract(node.input)  # nobody reads it any more
     for node in norms:
-        if any(readers[node.input[slot]] > 1 for slot in (3, 4)):
+        row = _row(node, {})
+        moves_them = row is not None and row[0] == BY_MODE
+        if moves_them and any(readers[node.input[slot]] > 1 for slot in (3, 4)):
             node.attribute.append(onnx.helper.make_attribute("shared", 1))
 
 
