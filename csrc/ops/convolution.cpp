@@ -440,13 +440,10 @@ void lower_resize(const Node& node, CallList& calls) {
                              ir::to_string(from), ", want the first two dims unchanged"));
   }
   ArgList args = {node.inputs[0], Arg::list(Shape(to.begin() + 2, to.end()))};
-  if (ir::string_attr(node.attrs, "mode", "nearest") == "linear") {
-    args.push_back(ir::string_attr(node.attrs, "coordinate_transformation_mode", "half_pixel") ==
-                   "align_corners");
-  }
-  const auto scales = resize_scales(node);
   const bool is_aligned = ir::string_attr(node.attrs, "coordinate_transformation_mode",
                                           "half_pixel") == "align_corners";
+  if (ir::string_attr(node.attrs, "mode", "nearest") == "linear") args.push_back(is_aligned);
+  const auto scales = resize_scales(node);
   if (scales && is_aligned && !has_whole_sizes(from, *scales)) {
     throw Unsupported("Resize: align_corners with factors that give no integers is not supported");
   }

@@ -25,7 +25,7 @@ _OPS = frozenset({
 })  # fmt: skip
 # More numbers than this are data.
 _MOST = 64
-_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def fold_numbers(graph: onnx.GraphProto, opset: int, names: Names) -> None:
@@ -201,7 +201,7 @@ def _array(tensor: TensorProto) -> np.ndarray | None:
 
 
 def _is_number(tensor: TensorProto) -> bool:
-    is_weight = bool(tensor.dims) and tensor.data_type in _FLOATS
+    is_weight = bool(tensor.dims) and tensor.data_type in FLOATS
     return not is_weight and np.prod(tensor.dims, dtype=np.int64) <= _MOST
 
 

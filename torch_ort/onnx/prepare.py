@@ -12,7 +12,7 @@ import onnx
 from onnx import inliner, version_converter
 
 from torch_ort import _C
-from torch_ort.onnx.folding import fold_numbers
+from torch_ort.onnx.folding import FLOATS, fold_numbers
 from torch_ort.onnx.functions import linear
 from torch_ort.onnx.functions.table import BY_MODE, LINEAR, TABLE, Row
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
@@ -22,10 +22,6 @@ from torch_ort.onnx.scans import without_scans
 
 # The engine's operators are those of this opset and newer ones.
 OLDEST_OPSET = 13
-_FLOATS = (
-    onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.BFLOAT16,
-)  # fmt: skip
 
 
 def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -47,7 +43,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     model = at_least(model, OLDEST_OPSET)
     versions |= {each.domain: each.version for each in model.opset_import}
     matrices = {
-        each.name: each.dims for each in model.graph.initializer if each.data_type in _FLOATS
+        each.name: each.dims for each in model.graph.initializer if each.data_type in FLOATS
     }
     copied = onnx.ModelProto()
     copied.CopyFrom(model)

@@ -193,12 +193,7 @@ def _weights(
     reach = -(-(2 if mode == "cubic" else 1) * d // n)
     old = torch.arange(-reach, length + reach, device=places.device, dtype=torch.float64)
     distance = (old - places.unsqueeze(1)).abs() * n / d
-    if mode == "cubic":
-        near = ((cubic + 2) * distance - (cubic + 3)) * distance**2 + 1
-        far = cubic * (((distance - 5) * distance + 8) * distance - 4)
-        weights = torch.where(distance <= 1, near, torch.where(distance < 2, far, 0))
-    else:
-        weights = (1 - distance).clamp(min=0)
+    weights = _cubic(distance, cubic) if mode == "cubic" else (1 - distance).clamp(min=0)
     if exclude_outside:
         weights = weights * ((old >= 0) & (old < length))
     weights = weights / weights.sum(1, keepdim=True)

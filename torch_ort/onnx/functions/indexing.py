@@ -59,10 +59,14 @@ def reverse_sequence(
 ) -> Tensor:
     """Reverse the first elements along time, as many as each sequence of the batch has."""
     moved = x.movedim((time_axis, batch_axis), (0, 1))
-    at = torch.arange(moved.shape[0], device=x.device).unsqueeze(1)
-    source = torch.where(at < sequence_lens, sequence_lens - 1 - at, at)
-    source = source.view(*source.shape, *[1] * (x.ndim - 2)).expand_as(moved)
-    return moved.gather(0, source).movedim((0, 1), (time_axis, batch_axis))
+    return reversed_within(moved, sequence_lens).movedim((0, 1), (time_axis, batch_axis))
+
+
+def reversed_within(x: Tensor, lengths: Tensor) -> Tensor:
+    """Reverse (length, batch, ...) along the first dim, each sequence within its length."""
+    at = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    source = torch.where(at < lengths, lengths - 1 - at, at)
+    return x.gather(0, source.view(*source.shape, *[1] * (x.ndim - 2)).expand_as(x))
 
 
 def _index(indices: Tensor, sizes: Sequence[Any]) -> tuple[Tensor, ...]:

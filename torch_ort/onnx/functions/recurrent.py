@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torch_ort import _C
+from torch_ort.onnx.functions.indexing import reversed_within
 from torch_ort.onnx.functions.table import of_onnx
 
 # Activations by name: the function, and the defaults of its alpha and beta.
@@ -103,11 +104,7 @@ def _by_kernel(
 
 def _reversed(x: Tensor, lengths: Tensor | None) -> Tensor:
     """Reverse (length, batch, ...) along the first dim, each sequence within its length."""
-    if lengths is None:
-        return x.flip(0)
-    at = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
-    source = torch.where(at < lengths, lengths - 1 - at, at)
-    return x.gather(0, source.view(*source.shape, *[1] * (x.ndim - 2)).expand_as(x))
+    return x.flip(0) if lengths is None else reversed_within(x, lengths)
 
 
 def _by_steps(

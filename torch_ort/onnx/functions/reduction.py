@@ -27,9 +27,7 @@ def reduce_sum_square(
 ) -> Tensor:  # fmt: skip
     """Sum squares along axes."""
     chosen = _axes(x, axes_input, axes, noop_with_empty_axes)
-    if chosen is None:
-        return x.square()
-    return x.square().sum(chosen, bool(keepdims)).to(x.dtype) if chosen else x.square()
+    return x.square() if not chosen else x.square().sum(chosen, bool(keepdims)).to(x.dtype)
 
 
 @of_onnx("ReduceLogSum", numbers=(1,))
