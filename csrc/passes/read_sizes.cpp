@@ -40,6 +40,10 @@ constexpr int kDeepest = 1000;
 const std::unordered_map<std::string_view, DimOp> kArithmetic = {
     {"Add", DimOp::kAdd},      {"Sub", DimOp::kSub}, {"Mul", DimOp::kMul}, {"Pow", DimOp::kPow},
     {"Div", DimOp::kFloorDiv}, {"Mod", DimOp::kMod}, {"Min", DimOp::kMin}, {"Max", DimOp::kMax}};
+const std::unordered_map<std::string_view, DimOp> kReductions = {{"ReduceSum", DimOp::kAdd},
+                                                                 {"ReduceProd", DimOp::kMul},
+                                                                 {"ReduceMin", DimOp::kMin},
+                                                                 {"ReduceMax", DimOp::kMax}};
 
 bool is_few_integers(const ir::Type& type) {
   const bool is_integer = type.dtype == ir::DType::kInt64 || type.dtype == ir::DType::kInt32;
@@ -239,8 +243,12 @@ class SizeReader {
     if (op == "Gather") return gathered(node, depth);
     if (op == "Slice") return sliced(node, depth);
     if (ops::work_of(node).keeps_elements) return read(node.inputs[0], depth);
+    if (const auto reduction = kReductions.find(op); reduction != kReductions.end())
+      return reduced(node, reduction->second, depth);
     const auto arithmetic = kArithmetic.find(op);
-    if (arithmetic == kArithmetic.end() || node.inputs.size() != 2) return std::nullopt;
+    if (arithmetic == kArithmetic.end()) return std::nullopt;
+    const bool takes_any_number = op == "Min" || op == "Max";
+    if (node.inputs.size() != 2 && !takes_any_number) return std::nullopt;
     return calculated(node, arithmetic->second, depth);
   }
 
@@ -280,19 +288,39 @@ class SizeReader {
     return Shape(from->begin() + first, from->begin() + last);
   }
 
+  Sizes reduced(const Node& node, DimOp op, int depth) {
+    // The list has one dim, so that axes can only be that one.
+    if (ir::int_attr(node.attrs, "noop_with_empty_axes", 0) != 0) return std::nullopt;
+    const Sizes from = read(node.inputs[0], depth);
+    if (!from || from->empty()) return std::nullopt;
+    Dim result = from->front();
+    for (size_t i = 1; i < from->size(); ++i) result = Dim::make(op, result, (*from)[i]);
+    return Shape{result};
+  }
+
   Sizes calculated(const Node& node, DimOp op, int depth) {
-    Sizes a = read(node.inputs[0], depth), b = read(node.inputs[1], depth);
-    if (!a || !b || a->empty() || b->empty()) return std::nullopt;
-    const Value* whole = op == DimOp::kFloorDiv ? rounded_down(node) : nullptr;
-    if (whole != nullptr) a = read(whole, depth);
     if (op == DimOp::kMod && ir::int_attr(node.attrs, "fmod", 0) != 0) return std::nullopt;
-    Shape result;
-    for (size_t i = 0; i < std::max(a->size(), b->size()); ++i) {
-      const Dim &x = (*a)[a->size() == 1 ? 0 : i], &y = (*b)[b->size() == 1 ? 0 : i];
+    const Value* whole = op == DimOp::kFloorDiv ? rounded_down(node) : nullptr;
+    Sizes result = read(node.inputs[0], depth);
+    if (result && whole != nullptr) result = read(whole, depth);
+    for (size_t i = 1; result && i < node.inputs.size(); ++i) {
+      const Sizes next = read(node.inputs[i], depth);
+      if (!next) return std::nullopt;
       // A division of Dims rounds down, whereas Div rounds towards zero. They differ if a number is
       // negative.
       const bool may_differ = op == DimOp::kFloorDiv && whole == nullptr;
-      if (may_differ && !(is_natural(x) && is_natural(y))) return std::nullopt;
+      result = combined(*result, *next, op, may_differ);
+    }
+    return result;
+  }
+
+  Sizes combined(const Shape& a, const Shape& b, DimOp op, bool must_be_natural) const {
+    const bool fits = a.size() == b.size() || a.size() == 1 || b.size() == 1;
+    if (a.empty() || b.empty() || !fits) return std::nullopt;
+    Shape result;
+    for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+      const Dim &x = a[a.size() == 1 ? 0 : i], &y = b[b.size() == 1 ? 0 : i];
+      if (must_be_natural && !(is_natural(x) && is_natural(y))) return std::nullopt;
       result.push_back(Dim::make(op, x, y));
     }
     return result;
