@@ -16,9 +16,9 @@ from onnx import TensorProto, helper
 
 from torch_ort import _C
 from torch_ort.onnx.checkpoint import CheckpointState, Parameter
+from torch_ort.onnx.graphs import Names, nodes_of
 from torch_ort.onnx.load import weights_of
-from torch_ort.onnx.names import Names
-from torch_ort.onnx.prepare import at_least, nodes_of
+from torch_ort.onnx.prepare import at_least
 from torch_ort.onnx.weights import without_weights
 
 # What a model of an optimizer says of itself.

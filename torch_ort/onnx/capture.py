@@ -13,6 +13,7 @@ import onnx
 import torch
 
 from torch_ort.core.log_level import LogLevel
+from torch_ort.onnx.graphs import graphs_of
 from torch_ort.ortmodule import DebugOptions, ORTModule
 
 
@@ -43,14 +44,11 @@ def name_sizes(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
 
 
 def _rename_sizes(graph: onnx.GraphProto, renamed: Callable[[str], str]) -> None:
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_param = renamed(dim.dim_param)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                _rename_sizes(attribute.g, renamed)
+    for each in graphs_of(graph):
+        for value in (*each.input, *each.value_info, *each.output):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = renamed(dim.dim_param)
 
 
 def name_values(
@@ -67,12 +65,9 @@ def name_values(
 
 
 def _rename(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
-    values = (graph.input, graph.output, graph.value_info, graph.initializer)
-    for value in (value for kind in values for value in kind):
-        value.name = wanted.get(value.name, value.name)
-    for node in graph.node:
-        node.input[:] = [wanted.get(name, name) for name in node.input]
-        node.output[:] = [wanted.get(name, name) for name in node.output]
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                _rename(attribute.g, wanted)
+    for each in graphs_of(graph):
+        for value in (*each.input, *each.output, *each.value_info, *each.initializer):
+            value.name = wanted.get(value.name, value.name)
+        for node in each.node:
+            node.input[:] = [wanted.get(name, name) for name in node.input]
+            node.output[:] = [wanted.get(name, name) for name in node.output]

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from torch_ort.onnx.names import Names
+from torch_ort.onnx.graphs import Names
 
 # What numbers are computed by.
 _OPS = frozenset({

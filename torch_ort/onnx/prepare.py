@@ -16,7 +16,7 @@ from torch_ort.onnx.folding import FLOATS, fold_numbers
 from torch_ort.onnx.functions import linear
 from torch_ort.onnx.functions.table import BY_MODE, LINEAR, TABLE, Row
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
-from torch_ort.onnx.names import Names
+from torch_ort.onnx.graphs import Names, graphs_of, inputs_of, nodes_of
 from torch_ort.onnx.quantization import join_quantization
 from torch_ort.onnx.scans import without_scans
 
@@ -51,6 +51,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     names = Names(graph)
     if any(node.op_type == "Scan" for node in nodes_of(graph)):
         without_scans(graph, names)
+    _name_sizes(graph)
     fold_numbers(graph, versions.get("", versions.get("ai.onnx", OLDEST_OPSET)), names)
     linear.read_untransposed(graph, linear.transposed(graph, matrices))
     join_quantization(graph, names)
@@ -59,6 +60,51 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     for domain in sorted({_mark(node, domain, row, versions) for node, domain, row in rows}):
         copied.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     return copied
+
+
+# Their results have as many elements as data says; those of other domains may have so, too.
+_BY_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+
+
+def _name_sizes(graph: onnx.GraphProto) -> None:
+    """Name the sizes of inputs that have no names, and forget names that nothing determines.
+
+    Shape inference of the onnx package makes such names up for sizes that the engine can tell.
+    """
+    known: set[str] = set()
+    by_data = {
+        name
+        for node in nodes_of(graph)
+        if _domain(node) or node.op_type in _BY_DATA
+        for name in node.output
+    }
+    for each in graphs_of(graph):
+        values = [*each.input, *(value for value in each.value_info if value.name in by_data)]
+        known |= {dim.dim_param for value in values for dim in _dims(value)}
+    count = 0
+    for value in inputs_of(graph):
+        for dim in _dims(value):
+            if dim.HasField("dim_value") or dim.dim_param:
+                continue
+            while f"size_{count}" in known:
+                count += 1
+            dim.dim_param = f"size_{count}"
+            known.add(dim.dim_param)
+    for each in graphs_of(graph):
+        kept = [
+            value
+            for value in each.value_info
+            if all(
+                not dim.dim_param.isidentifier() or dim.dim_param in known for dim in _dims(value)
+            )
+        ]
+        if len(kept) < len(each.value_info):
+            del each.value_info[:]
+            each.value_info.extend(kept)
+
+
+def _dims(value: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimension]:
+    return value.type.tensor_type.shape.dim
 
 
 def _settle_statistics(graph: onnx.GraphProto) -> None:
@@ -96,13 +142,11 @@ def _rows(
     graph: onnx.GraphProto, matrices: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[onnx.NodeProto, str, Row]]:
     """Give the nodes that the engine does not compute, each with a domain and the row."""
-    for node in graph.node:
-        if found := _row(node, matrices):
-            yield node, *found
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                # Bodies of branches and loops have no linear layers, which are modules.
-                yield from _rows(attribute.g, {})
+    for each in graphs_of(graph):
+        for node in each.node:
+            # Bodies of branches and loops have no linear layers, which are modules.
+            if found := _row(node, matrices if each is graph else {}):
+                yield node, *found
 
 
 def _row(node: onnx.NodeProto, matrices: Mapping[str, Sequence[int]]) -> tuple[str, Row] | None:
@@ -122,15 +166,6 @@ def _row(node: onnx.NodeProto, matrices: Mapping[str, Sequence[int]]) -> tuple[s
 
 def _domain(node: onnx.NodeProto) -> str:
     return "" if node.domain == "ai.onnx" else node.domain
-
-
-def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Give the nodes of a graph and of the graphs in their attributes."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from nodes_of(attribute.g)
 
 
 def _mark(node: onnx.NodeProto, domain: str, row: Row, versions: dict[str, int]) -> str:

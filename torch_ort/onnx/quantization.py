@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
-from torch_ort.onnx.names import Names
+from torch_ort.onnx.graphs import Names
 
 # What the pair is called, in the domain torch_ort.
 JOINED = "FakeQuantize"

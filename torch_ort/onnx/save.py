@@ -16,8 +16,8 @@ from torch import nn
 from torch_ort import _C
 from torch_ort.core.policy import ORTModuleFallbackException
 from torch_ort.onnx.capture import captured_model, name_sizes, name_values
+from torch_ort.onnx.graphs import Names, nodes_of
 from torch_ort.onnx.load import OnnxModule, is_of_file
-from torch_ort.onnx.names import Names
 from torch_ort.onnx.weights import save, with_weights
 from torch_ort.ortmodule import ORTModule
 
@@ -196,13 +196,10 @@ def _refuse_private(graph: onnx.GraphProto) -> None:
 
 def _private(graph: onnx.GraphProto) -> list[str]:
     found = []
-    for node in graph.node:
+    for node in nodes_of(graph):
         if node.domain not in ("", "ai.onnx"):
             operator = [each.s.decode() for each in node.attribute if each.name == "operator"]
             found.append(operator[0] if operator else f"{node.domain}.{node.op_type}")
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                found += _private(attribute.g)
     return found
 
 

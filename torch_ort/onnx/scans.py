@@ -8,7 +8,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from torch_ort import _C
-from torch_ort.onnx.names import Names
+from torch_ort.onnx.graphs import Names
 
 
 def without_scans(graph: onnx.GraphProto, names: Names) -> None:

@@ -17,6 +17,7 @@ from onnx.utils import Extractor
 from torch_ort import _C
 from torch_ort.onnx.artifacts import OPTIMIZER_KEY, OptimType
 from torch_ort.onnx.checkpoint import CheckpointState as CheckpointState
+from torch_ort.onnx.graphs import inputs_of
 from torch_ort.onnx.load import OnnxModule, load_onnx
 from torch_ort.onnx.weights import with_weights
 from torch_ort.ortmodule import ORTModule
@@ -134,7 +135,7 @@ class Module:
             raise _C.UserError(
                 f"export_model_for_inferencing: got {', '.join(unknown)}, want names of values"
             )
-        inputs = _inputs_of(model.graph, graph_output_names)
+        inputs = _inputs_behind(model.graph, graph_output_names)
         onnx.save_model(
             Extractor(model).extract_model(inputs, list(graph_output_names)), inference_model_uri
         )
@@ -166,8 +167,7 @@ class _Run:
         self.call = ORTModule(self._module)
 
     def inputs(self) -> list[onnx.ValueInfoProto]:
-        weights = {each.name for each in self.file.graph.initializer}
-        return [value for value in self.file.graph.input if value.name not in weights]
+        return inputs_of(self.file.graph)
 
     def has(self, name: str) -> bool:
         """Tell whether the model reads a weight."""
@@ -195,11 +195,9 @@ class _Run:
         return self._module.get_submodule(parent), last
 
 
-def _inputs_of(graph: onnx.GraphProto, outputs: list[str]) -> list[str]:
+def _inputs_behind(graph: onnx.GraphProto, outputs: list[str]) -> list[str]:
     """Give the inputs of a graph that some values depend on."""
     makers = {name: node for node in graph.node for name in node.output}
-    weights = {each.name for each in graph.initializer}
-    names = [value.name for value in graph.input if value.name not in weights]
     found, left = set(), list(outputs)
     while left:
         name = left.pop()
@@ -208,7 +206,7 @@ def _inputs_of(graph: onnx.GraphProto, outputs: list[str]) -> list[str]:
         found.add(name)
         if name in makers:
             left += makers[name].input
-    return [name for name in names if name in found]
+    return [value.name for value in inputs_of(graph) if value.name in found]
 
 
 class Optimizer:

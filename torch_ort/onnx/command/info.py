@@ -14,8 +14,9 @@ from rich.table import Table
 
 from torch_ort import _C
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
+from torch_ort.onnx.graphs import inputs_of, nodes_of
 from torch_ort.onnx.load import OnnxModule, load_onnx
-from torch_ort.onnx.prepare import nodes_of, prepared
+from torch_ort.onnx.prepare import prepared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,11 +34,9 @@ def run(options: argparse.Namespace) -> int:
     opsets = ", ".join(f"{each.domain or 'ai.onnx'} {each.version}" for each in model.opset_import)
     producer = model.producer_name or "an unnamed producer"
     console.print(f"{path}: opsets {opsets}; by {producer}", markup=False)
-    for kind, values in (("input", model.graph.input), ("output", model.graph.output)):
-        weights = {each.name for each in model.graph.initializer}
+    for kind, values in (("input", inputs_of(model.graph)), ("output", model.graph.output)):
         for value in values:
-            if value.name not in weights:
-                console.print(f"{kind} {text_of(value)}", markup=False)
+            console.print(f"{kind} {text_of(value)}", markup=False)
     console.print(_operators(model))
     try:
         loaded = load_onnx(path, True if options.trainable is None else options.trainable)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from torch_ort import _C
 from torch_ort.core.dtypes import dtype_of_number
+from torch_ort.onnx.graphs import inputs_of
 from torch_ort.onnx.load import load_onnx
 
 _REPETITIONS = 5
@@ -82,8 +83,7 @@ def given_inputs(
     Random integers are 0 or 1. Raises UserError for an array that is no input.
     """
     graph = onnx.load(path, load_external_data=False).graph
-    weights = {each.name for each in graph.initializer}
-    values = [value for value in graph.input if value.name not in weights]
+    values = inputs_of(graph)
     found: dict[str, np.ndarray] = {}
     if arrays is not None:
         with np.load(arrays, allow_pickle=False) as archive:
