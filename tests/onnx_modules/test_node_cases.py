@@ -43,7 +43,7 @@ REFUSED = {
     "FlexAttention: no kernel has this name": ["flexattention"],
     "TfIdfVectorizer: the engine has no such op": ["tfidfvectorizer"],
     "preview.training": ["adagrad", "adam", "momentum"],
-    "ai.onnx.ml": ["ai_onnx_ml"],
+    "ai.onnx.ml.TreeEnsemble": ["tree_ensemble"],
     "Scan: opset: got 8": ["scan_sum"],
 }
 # PyTorch reduces no elements to a maximum.

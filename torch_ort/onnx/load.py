@@ -16,8 +16,8 @@ from torch import fx, nn
 
 from torch_ort import _C
 from torch_ort.onnx.calls import VALUE_NAME, Program, write_graph
-from torch_ort.onnx.functions import linear, modes
-from torch_ort.onnx.functions.table import BY_MODE
+from torch_ort.onnx.functions import linear
+from torch_ort.onnx.functions.table import BY_MODE, TABLE
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
 from torch_ort.onnx.prepare import prepared
 from torch_ort.onnx.weights import without_weights
@@ -108,7 +108,8 @@ class OnnxModule(fx.GraphModule):
 
 def is_of_file(module: nn.Module) -> bool:
     """Tell whether a module is one that `load_onnx` makes of a node, or `value` of a value."""
-    return linear.is_linear(module) or type(module) in (modes.Dropout, modes.BatchNorm, nn.Identity)
+    is_row = any(type(module) is row.function for row in TABLE.values())
+    return is_row or type(module) is nn.Identity
 
 
 def link_linear(module: fx.GraphModule) -> None:

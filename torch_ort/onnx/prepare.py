@@ -14,7 +14,7 @@ from onnx import inliner, version_converter
 from torch_ort import _C
 from torch_ort.onnx.folding import FLOATS, fold_numbers
 from torch_ort.onnx.functions import linear
-from torch_ort.onnx.functions.table import BY_MODE, LINEAR, TABLE, Row
+from torch_ort.onnx.functions.table import BY_MODE, LINEAR, ML, TABLE, Row
 from torch_ort.onnx.functions.types import FUNCTION_DOMAIN
 from torch_ort.onnx.graphs import Names, graphs_of, inputs_of, nodes_of
 from torch_ort.onnx.quantization import join_quantization
@@ -30,7 +30,9 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     Functions that the file defines are written where they are called, an opset older than 13
     becomes 13, and nodes that functions of torch_ort/onnx/functions compute are marked.
 
-    Raises UserError if an old opset cannot be converted, or a node is marked in the file.
+    Raises UserError if an old opset cannot be converted, or a node is marked in the file, and
+    Unsupported for what `at_least` refuses, and for trees and other operators of classical machine
+    learning that are no functions.
     """
     for node in nodes_of(model.graph):
         if str(node.domain).startswith(FUNCTION_DOMAIN):  # bytes, if they are no text
@@ -57,6 +59,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
     join_quantization(graph, names)
     _settle_statistics(graph)
     rows = list(_rows(graph, matrices))
+    _refuse_others(graph)
     for domain in sorted({_mark(node, domain, row, versions) for node, domain, row in rows}):
         copied.opset_import.append(onnx.helper.make_opsetid(domain, 1))
     return copied
@@ -136,6 +139,18 @@ def _settle_statistics(graph: onnx.GraphProto) -> None:
         moves_them = row is not None and row[0] == BY_MODE
         if moves_them and any(readers[node.input[slot]] > 1 for slot in (3, 4)):
             node.attribute.append(onnx.helper.make_attribute("shared", 1))
+
+
+def _refuse_others(graph: onnx.GraphProto) -> None:
+    """Raise Unsupported for operators of classical machine learning that no function computes."""
+    here = sorted(name for domain, name in TABLE if domain == ML)
+    for node in nodes_of(graph):
+        if node.domain == ML and node.op_type not in here:
+            raise _C.Unsupported(
+                f"{ML}.{node.op_type}: got an operator of classical machine learning that is not "
+                f"supported (node '{node.name or next(iter(node.output), '')}'), want one of "
+                f"{', '.join(here)}"
+            )
 
 
 def _rows(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch_ort.onnx.functions import activation as activation
 from torch_ort.onnx.functions import attention as attention
+from torch_ort.onnx.functions import classical as classical
 from torch_ort.onnx.functions import elementwise as elementwise
 from torch_ort.onnx.functions import images as images
 from torch_ort.onnx.functions import indexing as indexing

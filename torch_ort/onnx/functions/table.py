@@ -15,6 +15,8 @@ from torch_ort.core.dtypes import dtype_of_number
 
 # The domain of the operators that ONNX Runtime adds.
 MICROSOFT = "com.microsoft"
+# The domain of operators of classical machine learning.
+ML = "ai.onnx.ml"
 # In the place of a domain: standard operators that compute otherwise while a module is trained.
 BY_MODE = "by_mode"
 # The same for products with a matrix of the file.

@@ -142,7 +142,7 @@ def _run(
         return list(row.types(*arguments, **named))
     with torch.no_grad():
         if row.is_module:
-            results = row.module(arguments, named).eval()(*arguments)
+            results = row.module(arguments, named).to("meta").eval()(*arguments)
         else:
             results = row.function(*arguments, **named)
     if not isinstance(results, tuple):
