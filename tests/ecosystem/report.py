@@ -33,6 +33,7 @@ INTEGRATIONS = {
     "test_lightning": ("Lightning", ("lightning",)),
     "test_deepspeed": ("DeepSpeed", ("deepspeed",)),
     "test_data_parallel": ("DistributedDataParallel and FSDP2", ("torch",)),
+    "test_tensor_parallel": ("Tensor parallelism", ("torch",)),
     "test_optimizers": ("Optimizers over several processes", ("torch",)),
 }
 # Cases of a test, by what came of them.

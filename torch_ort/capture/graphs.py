@@ -154,7 +154,8 @@ class GraphCompiler:
         session = self._compile(program, self._sources_of(placeholders), self.state.files)
         written = graph_compat.written_placeholders(module.graph)
         positions = [i for i, node in enumerate(placeholders) if node in written]
-        return InferenceRunner(program, session, outputs, positions, self.state)
+        objects = [placeholders.index(node) for node in outputs.objects]
+        return InferenceRunner(program, session, outputs, objects, positions, self.state)
 
     def _compile(
         self, program: Program, sources: dict[str, onnx_files.Source], files: Any

@@ -31,7 +31,12 @@ from torch_ort.functions.capturing import Policy, kept_whole
 from torch_ort.functions.describe import is_python_op
 from torch_ort.functions.eager_modules import eager_modules_whole
 from torch_ort.functions.recurrent import recurrent_layers_whole
-from torch_ort.guards.hooks import gathered_part, hook_with_effects, tensor_hooks_refused
+from torch_ort.guards.hooks import (
+    gathered_part,
+    hook_with_effects,
+    is_parallel,
+    tensor_hooks_refused,
+)
 from torch_ort.guards.number_places import NumberPlace, is_number
 from torch_ort.guards.watch import Reads, Watch, all_reads, recorded_reads, unchanged_attributes
 from torch_ort.pytorch.dispatch_compat import outside_inference_mode
@@ -276,6 +281,11 @@ def check_kind(module: torch.nn.Module, is_inside: bool) -> None:
             raise Unsupported(
                 f"{name} is a DistributedDataParallel: wrap its inner module first, and then that "
                 "in a DistributedDataParallel"
+            )
+        if is_parallel(part):
+            raise Unsupported(
+                f"{name} is split over ranks (parallelize_module), which an ORTModule does not "
+                "capture; use torch.compile(model, backend='ort')"
             )
         is_around = part is module and is_inside
         if not is_around and (part._backward_hooks or part._backward_pre_hooks):

@@ -29,6 +29,7 @@ from torch_ort.pytorch.trace_compat import is_traced
 # surrounding forward, which returns it.
 _KNOWN = ("torch.nn.utils.", "torch_ort.", "transformers.utils.output_capturing.")
 _SHARDING = "torch.distributed.fsdp."
+_PARALLEL = "torch.distributed.tensor."
 _PURE_BUILTINS = {
     getattr(builtins, name)
     for name in (
@@ -80,12 +81,20 @@ def hook_with_effects(
             continue
         for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values()):
             name = f"module '{path}'" if path else "the module"
+            if f"{hook.__module__}.".startswith(_PARALLEL):
+                continue  # see is_parallel
             if f"{hook.__module__}.".startswith(_SHARDING):
                 words = f"{name} has a forward hook, {_named(hook)}"
                 of_shards = of_shards or HookWithEffects(words, is_of_shards=True)
             elif not only_computes(hook, part):
                 return HookWithEffects(f"{name} has a forward hook, {_named(hook)}")
     return of_shards
+
+
+def is_parallel(part: torch.nn.Module) -> bool:
+    """Tell whether parallelize_module has split a module over ranks."""
+    hooks = (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
+    return any(f"{hook.__module__}.".startswith(_PARALLEL) for hook in hooks)
 
 
 def gathered_part(module: torch.nn.Module) -> str:

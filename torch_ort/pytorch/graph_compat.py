@@ -17,6 +17,7 @@ from torch import fx
 from torch_ort.core.user_code import Line, innermost
 from torch_ort.pytorch import patches
 from torch_ort.pytorch.private import (
+    FakeScriptObject,
     GradAOTOutput,
     HigherOrderOperator,
     OpOverload,
@@ -303,6 +304,17 @@ def recompute_policy(node: fx.Node) -> tuple[str, int]:
     policy, checkpoint = node.meta.get("recompute"), node.meta.get("ac_graph_id")
     name = policy.name.lower() if policy is not None else ""
     return name, checkpoint if isinstance(checkpoint, int) else -1
+
+
+def is_object(value: object) -> bool:
+    """Tell whether a graph's value is an object of Python's that its operators do not look into."""
+    return isinstance(value, FakeScriptObject)
+
+
+def is_passed_object(node: object) -> bool:
+    """Tell whether an output of a graph is such an object, which a caller gives to the graph."""
+    is_input = isinstance(node, fx.Node) and node.op == "placeholder"
+    return is_input and is_object(node.meta.get("val"))
 
 
 def needs_no_version_check(node: fx.Node) -> bool:

@@ -55,6 +55,7 @@ NAMES = {
     "torch._functorch.partitioners": "default_partition",
     "torch._guards": "CompileContext TracingContext detect_fake_mode tracing",
     "torch._higher_order_ops": "auto_functionalize.auto_functionalized_v2",
+    "torch._library.fake_class_registry": "FakeScriptObject",
     "torch._ops": "HigherOrderOperator OpOverload",
     "torch._subclasses.fake_tensor": """
         DataDependentOutputException FakeTensor FakeTensorMode UnsupportedFakeTensorException

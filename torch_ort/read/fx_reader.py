@@ -19,7 +19,13 @@ from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.core.user_code import blaming
 from torch_ort.functions import describe as functions
-from torch_ort.pytorch.graph_compat import HigherOrderOperator, OpOverload, recompute_policy, schema
+from torch_ort.pytorch.graph_compat import (
+    HigherOrderOperator,
+    OpOverload,
+    is_object,
+    recompute_policy,
+    schema,
+)
 from torch_ort.read import higher_order
 from torch_ort.read.descriptions import line_of, origin_of, type_of
 from torch_ort.record import bodies
@@ -68,6 +74,8 @@ class FxReader:
                     self.reader.add_symbol_input(name)
                     self.symbol_inputs.append(position)
                     self._add_hints([value])
+            elif is_object(value):
+                pass  # it may go through the graph; a call that takes it is refused
             elif value is not None and not isinstance(value, int | float | bool):
                 raise Unsupported(
                     f"input {node.name}: got {type(value).__name__}, want a tensor or an integer"

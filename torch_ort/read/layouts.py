@@ -17,9 +17,14 @@ from torch_ort.read.fx_reader import FxReader
 
 
 class OutputLayout:
-    """Which outputs are tensors, which sizes (0-d tensors in the engine) and which constants."""
+    """Which outputs are tensors, which sizes (0-d tensors in the engine) and which constants.
 
-    def __init__(self, outputs: Sequence[Any]) -> None:
+    Others are objects that the engine knows nothing of, such as the device mesh of a DTensor:
+    inputs of the graph that pass through it. They join `objects`.
+    """
+
+    def __init__(self, outputs: Sequence[Any], objects: list[fx.Node] | None = None) -> None:
+        self.objects = [] if objects is None else objects
         self.names: list[str] = []  # of the engine's outputs
         self.sizes: list[tuple[str, fx.Node]] = []  # sizes that the graph must make tensors of
         self.tensors: list[fx.Node] = []
@@ -37,6 +42,10 @@ class OutputLayout:
                 self.sizes.append((name, output))
             elif value is None or isinstance(value, int | float | bool):
                 self._kinds.append(("constant", value))
+            elif graph_compat.is_passed_object(output):
+                if output not in self.objects:
+                    self.objects.append(output)
+                self._kinds.append(("object", self.objects.index(output)))
             else:
                 raise Unsupported(
                     f"output {i}: got {type(value).__name__}, want a tensor or an integer"
@@ -45,9 +54,9 @@ class OutputLayout:
         self.are_tensors = all(kind == "tensor" for kind, _ in self._kinds)
 
     def engine_index(self, position: int) -> int | None:
-        """Position among the engine's outputs; None for a constant."""
+        """Position among the engine's outputs; None for a constant or an object."""
         kind, what = self._kinds[position]
-        return None if kind == "constant" else what
+        return what if kind in ("tensor", "size") else None
 
     def resolve(self, reader: FxReader) -> list[str]:
         """Make the sizes in the graph; give the engine's names of all its outputs."""
@@ -57,12 +66,14 @@ class OutputLayout:
             reader.value_name(item) if isinstance(item, fx.Node) else item for item in self.names
         ]
 
-    def assemble(self, results: Sequence[torch.Tensor]) -> list[Any]:
-        """Put the engine's outputs where AOTAutograd expects them."""
+    def assemble(self, results: Sequence[torch.Tensor], objects: Sequence[Any] = ()) -> list[Any]:
+        """Put the engine's outputs, and objects of a call, where AOTAutograd expects them."""
         outputs: list[Any] = []
         for kind, what in self._kinds:
             if kind == "tensor":
                 outputs.append(results[what])
+            elif kind == "object":
+                outputs.append(objects[what])
             else:
                 outputs.append(results[what].item() if kind == "size" else what)
         return outputs
@@ -73,12 +84,22 @@ class JointLayout:
 
     def __init__(self, joint: fx.GraphModule, num_forward_outputs: int) -> None:
         self.joint = joint
-        self.primals, self.tangents = graph_compat.split_placeholders(joint)
+        # Those of `given_tangents` that are tensors are `tangents`; others are objects, which the
+        # gradient of a DTensor has beside its local tensor.
+        self.primals, self.given_tangents = graph_compat.split_placeholders(joint)
+        self.tangents = [
+            node for node in self.given_tangents if not graph_compat.is_passed_object(node)
+        ]
         output = next(node for node in joint.graph.nodes if node.op == "output")
         self.forward_outputs = list(output.args[0][:num_forward_outputs])
         self.gradients = list(output.args[0][num_forward_outputs:])
-        self.outputs = OutputLayout(self.forward_outputs)
-        self.gradient_layout = OutputLayout(self.gradients)
+        # The primals that pass through to outputs or gradients as they are.
+        self.objects: list[fx.Node] = []
+        self.outputs = OutputLayout(self.forward_outputs, self.objects)
+        self.gradient_layout = OutputLayout(self.gradients, self.objects)
+        if not set(self.objects) <= set(self.primals):
+            raise Unsupported("gradients: got an object of a gradient as a gradient, want tensors")
+        self.object_inputs = [self.primals.index(node) for node in self.objects]
         # The inputs whose gradients the engine computes.
         self.differentiated = [
             i
@@ -98,6 +119,18 @@ class JointLayout:
         self.symbol_inputs: list[int] = []
         written = graph_compat.written_placeholders(joint.graph)
         self.written = [i for i, node in enumerate(self.primals) if node in written]
+
+    def with_objects(self, tangents: Sequence[Any]) -> list[Any]:
+        """Give what backward is given from its tensors; None stands for objects."""
+        by_node = dict(zip(self.tangents, tangents, strict=True))
+        return [by_node.get(node) for node in self.given_tangents]
+
+    def only_tensors(self, given: Sequence[Any]) -> list[Any]:
+        """Give the tensors, and None, of what backward is given."""
+        if len(self.tangents) == len(self.given_tangents):
+            return list(given)
+        by_node = dict(zip(self.given_tangents, given, strict=True))
+        return [by_node[node] for node in self.tangents]
 
     def gradient_inputs(self) -> list[int]:
         """Give, by gradient of the engine, the position of the engine's input that it is of.

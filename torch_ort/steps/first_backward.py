@@ -79,7 +79,7 @@ class FirstBackward:
         # The graph has the casts of autocast already.
         with kept.random.drawing_again(), torch.no_grad(), autocast.in_state(autocast.OFF):
             results = _JointInterpreter(self._layout).run(
-                *kept.inputs, *tangents, enable_io_processing=False
+                *kept.inputs, *self._layout.with_objects(tangents), enable_io_processing=False
             )
         gradients = results[len(self._layout.forward_outputs) :]
         return [gradients[i] for i in self._layout.differentiated]

@@ -53,6 +53,7 @@ class ForwardRunner:
         layout = self._layout
         tensors = [args[i] for i in layout.tensor_inputs]
         symbols = [args[i] for i in layout.symbol_inputs]
+        objects = [args[i] for i in layout.object_inputs]
         kept = self.note_call(args)
         args.clear()
         packs = autograd_compat.saved_tensor_hooks_copy()
@@ -67,7 +68,8 @@ class ForwardRunner:
         # An error of hooks is the program's: it would be raised again.
         if kept is not None and not packs:
             self.first_backward.after_forward(token, kept)
-        return [*layout.outputs.assemble(results), token, *(saved[i] for i in layout.to_saved)]
+        outputs = layout.outputs.assemble(results, objects)
+        return [*outputs, token, *(saved[i] for i in layout.to_saved), *objects]
 
     def hold_call(self, node: torch.autograd.graph.Node | None) -> None:
         """Let the newest call end with its node, if hooks may have dropped the token."""
@@ -107,7 +109,10 @@ class ForwardRunner:
 
 
 class BackwardRunner:
-    """Runs instead of the backward stub: token, saved tensors, gradients of the outputs."""
+    """Runs instead of the backward stub.
+
+    Its arguments are the token, saved tensors, objects, and the gradients of the outputs.
+    """
 
     def __init__(self, forward: ForwardRunner) -> None:
         self._boxed_call = True
@@ -121,8 +126,9 @@ class BackwardRunner:
         layout = self._forward._layout
         guard = self._forward.first_backward
         token = autograd_compat.notes_of_running_node().get(_TOKEN, args[0])
-        count = len(layout.saved)
-        given, tangents = args[1 : 1 + count], args[1 + count :]
+        first, last = 1 + len(layout.saved), 1 + len(layout.saved) + len(layout.objects)
+        given, objects = args[1:first], args[first:last]
+        tangents = layout.only_tensors(args[last:])
         args.clear()
         saved = [given[i] for i in layout.order]
         if torch.compiler.is_compiling():  # compiled autograd gets one opaque operator
@@ -133,7 +139,7 @@ class BackwardRunner:
             gradients = _C.run_backward(token, saved, tangents, early=True)
         else:
             gradients = guard.run_backward(token, saved, tangents)
-        return layout.gradient_layout.assemble(gradients)
+        return layout.gradient_layout.assemble(gradients, objects)
 
 
 class InferenceRunner:
@@ -144,6 +150,7 @@ class InferenceRunner:
         program: Program,
         session: _C.Session,
         outputs: OutputLayout,
+        objects: list[int],
         written: list[int],
         state: GraphState,
     ) -> None:
@@ -151,6 +158,7 @@ class InferenceRunner:
         self._program = program
         self.session = session
         self._outputs = outputs
+        self._objects = objects  # positions of inputs that pass through
         self._written = written  # positions of the inputs that the graph writes into
         self._state = state
         self._lazy = [
@@ -163,6 +171,7 @@ class InferenceRunner:
             self._state.written += [(args[i], args[i].detach().clone()) for i in self._written]
         tensors = [args[i] for i in self._program.tensor_inputs]
         symbols = [args[i] for i in self._program.symbol_inputs]
+        objects = [args[i] for i in self._objects]
         args.clear()
         if watchers.call_watchers:
             watchers.note_call(self.session, tensors, symbols)
@@ -170,4 +179,4 @@ class InferenceRunner:
         for each in self._lazy:
             rows = results[each.output]
             results[each.output] = each.logits(each.form(rows), rows, tensors)
-        return self._outputs.assemble(results)
+        return self._outputs.assemble(results, objects)

@@ -71,7 +71,7 @@ def make_stubs(layout: JointLayout, session: _C.Session) -> tuple[fx.GraphModule
     for i, output in enumerate(layout.forward_outputs):
         index = layout.outputs.engine_index(i)
         if index is None:
-            outputs.append(output if not isinstance(output, fx.Node) else None)
+            outputs.append(inputs.get(output) if isinstance(output, fx.Node) else output)
             continue
         if output not in made:
             # A hook that is a graph finds saved values by name, so both stubs must use the same
@@ -81,22 +81,26 @@ def make_stubs(layout: JointLayout, session: _C.Session) -> tuple[fx.GraphModule
         outputs.append(made[output])
     token = item(graph, call, session.num_outputs, "token", token_meta)
     saved = [inputs[node] if node in inputs else made[node] for node in layout.saved]
-    graph.output((*outputs, token, *saved))
+    objects = [inputs[node] for node in layout.objects]
+    graph.output((*outputs, token, *saved, *objects))
     forward = fx.GraphModule(layout.joint, graph)
 
     graph = fx.Graph()
     token = graph.placeholder("token")
     token.meta = dict(token_meta)
     saved = [placeholder(graph, node) for node in layout.saved]
-    tangents = [placeholder(graph, node) for node in layout.tangents]
+    objects = {node: placeholder(graph, node) for node in layout.objects}
+    given = {node: placeholder(graph, node) for node in layout.given_tangents}
+    tangents = [given[node] for node in layout.tangents]
     call = graph.call_function(
         torch.ops.torch_ort.run_backward.default, (session.id, token, saved, tangents)
     )
     gradients = []
     for i, gradient in enumerate(layout.gradients):
         index = layout.gradient_layout.engine_index(i)
-        gradients.append(
-            None if index is None else item(graph, call, index, f"gradient_{i}", gradient.meta)
-        )
+        if index is None:
+            gradients.append(objects.get(gradient))
+        else:
+            gradients.append(item(graph, call, index, f"gradient_{i}", gradient.meta))
     graph.output(tuple(gradients))
     return forward, fx.GraphModule(layout.joint, graph)
