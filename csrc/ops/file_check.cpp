@@ -108,7 +108,9 @@ bool fits(const Arg& arg, const c10::TypePtr& type, const c10::TypePtr& real) {
     case TypeKind::BoolType:
       return std::holds_alternative<bool>(arg.value) ||
              (std::holds_alternative<ir::Dim>(arg.value) && is_constant);
-    case TypeKind::StringType: return std::holds_alternative<std::string>(arg.value);
+    case TypeKind::StringType:
+    // The name of a group of ranks, in place of which PyTorch takes the group itself.
+    case TypeKind::AnyType: return std::holds_alternative<std::string>(arg.value);
     case TypeKind::ScalarTypeType:
       return is_text(arg, [](const std::string& name) { return is_one_of(kDTypes, name); });
     case TypeKind::LayoutType:

@@ -53,6 +53,8 @@ int fuse_regions(ir::Graph& graph, PassContext& context);
 int cut_backward(ir::Graph& graph, PassContext& context);
 int row_sparsity(ir::Graph& graph, PassContext& context);
 int join_casts(ir::Graph& graph, PassContext& context);
+int overlap_collectives(ir::Graph& graph, PassContext& context);
+int join_collectives(ir::Graph& graph, PassContext& context);
 int row_sparsity_again(ir::Graph& graph, PassContext& context);
 // Rewrites indices that count from the end, in a graph from a file.
 int count_from_end(ir::Graph& graph, PassContext& context);
@@ -195,6 +197,12 @@ const std::vector<Pass>& pipeline() {
       {.name = "join_views", .run = join_views},
       // after all that leave unread nodes, which regions would compute
       {.name = "remove_dead", .run = remove_dead},
+      // after remove_dead, since each sum must have one reader; before fuse_regions, which fuses
+      // additions
+      {.name = "join_collectives",
+       .run = join_collectives,
+       .rounds_elsewhere = true,
+       .not_with = "emulate_eager_casts"},
       // after channels_last, which expects the gradient of a convolution as one node
       {.name = "split_convolutions", .run = split_convolutions},
       // after join_views, which takes away the transposes between products and their sums; needs
@@ -259,8 +267,10 @@ const std::vector<Pass>& pipeline() {
        .only_with = "fuse_regions",
        .not_with = "emulate_eager_casts",
        .only_under = "enable_sparse_optimizer"},
-      // last: all others look for single casts
+      // after all that look for single casts
       {.name = "join_casts", .run = join_casts, .is_for_gpus = true, .writes_engine_ops = true},
+      // last: it only moves nodes, by the time that they take
+      {.name = "overlap_collectives", .run = overlap_collectives},
   };
   return passes;
 }

@@ -152,10 +152,10 @@ class Half {
   }
 
   // The given order or the scheduled one, whichever has the lower peak.
-  std::vector<int> best_order() {
+  std::vector<int> best_order(bool is_kept) {
     std::vector<int> given(count_);
     std::iota(given.begin(), given.end(), 0);
-    std::vector<int> scheduled = schedule();
+    std::vector<int> scheduled = is_kept ? given : schedule();
     std::vector<int>& best = peak(scheduled) < peak(given) ? scheduled : given;
     for (int& step : best) step += first_;
     return std::move(best);
@@ -284,8 +284,10 @@ std::vector<int> choose_order(const Program& program) {
   check_program(program);
   Memory memory(program);
   auto [forward_edges, backward_edges] = Dependencies(program).find();
-  std::vector<int> order = Half(program, memory, forward_edges, 0).best_order();
-  std::vector<int> backward = Half(program, memory, backward_edges, 1).best_order();
+  std::vector<int> order =
+      Half(program, memory, forward_edges, 0).best_order(program.keeps_forward_order);
+  std::vector<int> backward =
+      Half(program, memory, backward_edges, 1).best_order(program.keeps_backward_order);
   order.insert(order.end(), backward.begin(), backward.end());
   return order;
 }

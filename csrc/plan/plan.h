@@ -60,6 +60,8 @@ struct Program {
   // Gradients are returned as soon as they are ready. Their memory belongs to the caller from then
   // on, so the order of steps does not delay them to save memory.
   bool gradients_leave_early = false;
+  // The order of a half, forward or backward, has a reason beside memory, and is kept.
+  bool keeps_forward_order = false, keeps_backward_order = false;
 };
 
 enum class Area : uint8_t { kNone, kContext, kScratch };

@@ -53,6 +53,8 @@ struct Context {
   char* scratch_data = nullptr;  // as last attached
   c10::Storage empty_storage;
   torch::jit::Stack stack;
+  // Results of collectives that nobody has waited for yet (steps/collective.h).
+  std::vector<at::Tensor> in_flight;
   std::mutex mutex;    // held while steps run
   bool spent = false;  // backward has overwritten what it reads
   // It has the memory of the binding's graphs (replay.h), and whether its forward half was one.

@@ -21,6 +21,7 @@ constexpr Entry kEntries[] = {
     {"steps_out", &Counters::steps_out, false},
     {"results_copied", &Counters::results_copied, false},
     {"steps_functional", &Counters::steps_functional, false},
+    {"collectives", &Counters::collectives, false},
     {"steps_view", &Counters::steps_view, false},
     {"steps_python", &Counters::steps_python, false},
     {"steps_region", &Counters::steps_region, false},

@@ -26,6 +26,7 @@ struct Counters {
   std::atomic<int64_t> products_aligned{0};  // products with columns or rows added
   std::atomic<int64_t> products_tuned{0};    // kinds of products whose kernels were timed
   std::atomic<int64_t> products_loaded{0};   // kinds whose choice was read from a file
+  std::atomic<int64_t> collectives{0};       // communications between ranks that were started
   std::atomic<int64_t> nodes{0};
   std::atomic<int64_t> nodes_aten{0};
   std::atomic<int64_t> contexts_created{0};

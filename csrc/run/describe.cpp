@@ -204,6 +204,11 @@ class Describer {
       planned.effect = step->effect;
       planned.workspace = step->takes_workspace();
       planned.workspace_bytes = workspace_bytes(*step);
+      // passes/overlap_collectives has put work between it and its wait.
+      if (step->goes_on()) {
+        (index < graph_.num_forward ? result_.program.keeps_forward_order
+                                    : result_.program.keeps_backward_order) = true;
+      }
       result_.program.steps.push_back(std::move(planned));
     }
     result_.program.num_forward = static_cast<int>(graph_.num_forward);

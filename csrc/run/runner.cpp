@@ -7,6 +7,7 @@
 #include "run/conv_search.h"
 #include "run/counters.h"
 #include "run/memory/arena.h"
+#include "run/steps/collective.h"
 
 #include <ATen/record_function.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -33,6 +34,13 @@ void run_step(Context& context, const BoundStep& bound, StepCounts& counts) {
   }
   if (graph.options.verify) check_results(context, bound.step);
   for (int slot : bound.release) context.slots[slot].reset();
+}
+
+// The context is not used again, and its memory is.
+void fail(Context& context) {
+  context.failed = true;
+  context.stack.clear();
+  wait_for_all(context);
 }
 
 // Adds to the counters what has run, whether or not a step throws.
@@ -63,12 +71,10 @@ StepCounts run_steps(Context& context, std::span<const BoundSteps::value_type> s
       error.add_context(concat("in ", step.name,
                                step.origin.empty() ? "" : concat(", from ", step.origin),
                                ", run by torch_ort"));
-      context.failed = true;
-      context.stack.clear();
+      fail(context);
       throw;
     } catch (...) {
-      context.failed = true;
-      context.stack.clear();
+      fail(context);
       throw;
     }
   }

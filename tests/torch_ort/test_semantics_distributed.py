@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -92,18 +91,12 @@ def test_collectives_in_the_graph(compiled, assert_engine_ran):
 @pytest.mark.hands_over("the recorder takes no such inputs")
 @pytest.mark.ort_only
 @pytest.mark.compile_only("other words")
-def test_distributed_tensors_run_in_eager(compiled, monkeypatch):
-    """Their device mesh is an input that is no tensor: a clear fallback, and the right numbers."""
+def test_distributed_tensors(compiled, assert_engine_ran):
+    """Their device mesh is an input that is no tensor, and passes through the graph."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    import torch_ort
-    from torch_ort.fallback import FallbackWarning
-    from torch_ort.pytorch.versions import is_within
-
-    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     mesh = init_device_mesh("cpu", (1,))
-    is_an_input = is_within("2.13", "")  # of Dynamo's graphs
 
     def function(x, w):
         return torch.tanh(x @ w)
@@ -114,13 +107,26 @@ def test_distributed_tensors_run_in_eager(compiled, monkeypatch):
         w = DTensor.from_local(torch.linspace(-1, 1, 8).reshape(4, 2), mesh, [Replicate()])
         x.requires_grad_()
         w.requires_grad_()
-        if call is function:
-            output = call(x, w)
-        else:
-            said = pytest.warns(FallbackWarning, match="want a tensor or an integer")
-            with said if is_an_input else nullcontext():
-                output = call(x, w)
+        output = call(x, w)
+        assert output.device_mesh == mesh
         output.to_local().pow(2).sum().backward()
+        assert x.grad.placements == x.placements
         gradients.append((x.grad.to_local(), w.grad.to_local()))
     torch.testing.assert_close(gradients[1], gradients[0])
-    assert torch_ort.counters()["fallbacks"] == is_an_input
+    assert_engine_ran(backward=True)
+
+
+@pytest.mark.hands_over("the recorder takes no such inputs")
+@pytest.mark.ort_only
+@pytest.mark.compile_only("other words")
+def test_distributed_tensors_without_gradients(compiled, assert_engine_ran):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    x = DTensor.from_local(torch.linspace(-1, 1, 12).reshape(3, 4), mesh, [Shard(0)])
+    with torch.no_grad():
+        got = compiled(lambda x: (x * 2, x.sum(1)))(x)
+    torch.testing.assert_close(got[0].to_local(), x.to_local() * 2)
+    assert got[1].placements == (Shard(0),)
+    assert_engine_ran()

@@ -36,6 +36,7 @@ std::unique_ptr<Step> make_keep(const CallSite& site);
 std::unique_ptr<Step> make_region(const CallSite& site);
 std::unique_ptr<Step> make_python(const CallSite& site);
 std::unique_ptr<Step> make_python_op(const CallSite& site);
+std::unique_ptr<Step> make_collective(const CallSite& site);
 std::unique_ptr<Step> make_reshape(const CallSite& site);
 std::unique_ptr<Step> make_mutation(const CallSite& site);
 std::unique_ptr<Step> make_view(const CallSite& site);
@@ -50,12 +51,13 @@ inline constexpr std::array kForms = {
     make_control_flow,  // If or Loop, whose bodies make the results
     // Does nothing; it keeps the values that it reads alive until then.
     make_keep,
-    make_region,     // a fused region: a kernel of region/codegen.h
-    make_python,     // a Python callable, for operators without a schema
-    make_python_op,  // a torch.autograd.Function (python_op.h), whose results are checked
-    make_reshape,    // a view if the strides allow it, else a copy
-    make_mutation,   // changes an argument; its results, if any, are that argument
-    make_view,       // a view: the result shares the memory of its first tensor argument
+    make_region,      // a fused region: a kernel of region/codegen.h
+    make_python,      // a Python callable, for operators without a schema
+    make_python_op,   // a torch.autograd.Function (python_op.h), whose results are checked
+    make_collective,  // communication between ranks, or a wait for it
+    make_reshape,     // a view if the strides allow it, else a copy
+    make_mutation,    // changes an argument; its results, if any, are that argument
+    make_view,        // a view: the result shares the memory of its first tensor argument
     // A concatenation by `out=`; operands may be written in place (parts.h).
     make_concat,
     make_product,     // a product of matrices, by a kernel of region/codegen.h or by `out=`

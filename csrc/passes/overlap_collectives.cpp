@@ -1,0 +1,267 @@
+// start, wait, work  -> start, work, wait
+// work, start, wait  -> start, work, wait
+//
+// Communication between ranks runs beside other work if there is some between the node that starts
+// it and the one that waits for it. A captured graph has both next to each other. So a wait is
+// moved behind later nodes that do not need it, and what does not lead to a start is moved behind
+// that, until the work between both takes as long as the communication, or there is no more. More
+// would only hold its operands and results for longer: parameters of all layers would be gathered
+// before the first one.
+//
+// Starts stay in the order in which they were captured, which is that of all ranks, and nothing
+// crosses the border. Work hides one collective only.
+
+#include "ir/edit.h"
+#include "ops/collective.h"
+#include "ops/control_flow.h"
+#include "ops/op.h"
+#include "passes/border/costs.h"
+#include "passes/context.h"
+#include "passes/halves.h"
+#include "passes/memory.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Graph;
+using ir::Node;
+using ir::Value;
+
+// What a collective takes that moves nothing, in microseconds, and the bytes that it moves in one,
+// as measured with gloo between processes of one machine (benchmarks/results/decisions.md).
+constexpr double kLatency = 100;
+constexpr double kBytes = 1000;
+
+// Whether a result has a symbol in its sizes that no input binds.
+bool has_sizes_of_data(const Graph& graph) {
+  std::unordered_set<std::string> known(graph.symbol_inputs.begin(), graph.symbol_inputs.end());
+  for (const auto* values : {&graph.inputs, &graph.initializers}) {
+    for (const Value* value : *values) ops::collect_symbols(value->type, known);
+  }
+  return std::any_of(graph.values.begin(), graph.values.end(), [&](const Value& value) {
+    std::unordered_set<std::string> symbols;
+    ops::collect_symbols(value.type, symbols);
+    return std::any_of(symbols.begin(), symbols.end(),
+                       [&](const std::string& symbol) { return !known.contains(symbol); });
+  });
+}
+
+class Overlap {
+ public:
+  explicit Overlap(Graph& graph) : graph_(graph), memory_(graph), costs_(graph) {
+    for (Node& node : graph.nodes) {
+      if (node.is_erased()) continue;
+      positions_[&node] = static_cast<int>(nodes_.size());
+      if (is_border(&node)) border_ = static_cast<int>(nodes_.size());
+      nodes_.push_back(&node);
+    }
+    needs_.resize(nodes_.size());
+    is_claimed_.assign(nodes_.size(), false);
+    find_needs();
+  }
+
+  int run(PassContext& context) {
+    const int count = static_cast<int>(nodes_.size());
+    const int end = border_ < 0 ? count : border_;
+    int rewrites = arrange(0, end, context);
+    if (border_ >= 0) rewrites += arrange(border_ + 1, count, context);
+    if (rewrites > 0) {
+      std::vector<Node*> order(nodes_.size());
+      for (size_t i = 0; i < order.size(); ++i) order[i] = nodes_[order_[i]];
+      ir::reorder(graph_, order);
+    }
+    return rewrites;
+  }
+
+ private:
+  void find_needs() {
+    order_.resize(nodes_.size());
+    int last_effect = -1;
+    std::unordered_map<const Value*, std::vector<int>> readers;  // by root of written memory
+    std::unordered_map<const Value*, int> last_writer;
+    for (int at = 0; at < static_cast<int>(nodes_.size()); ++at) {
+      order_[at] = at;
+      const Node& node = *nodes_[at];
+      const Node* start = ops::collective_of(node);
+      const bool is_effect = start == nullptr && !ops::is_pure(node);
+      if (is_effect) {
+        need(at, last_effect);
+        last_effect = at;
+      }
+      // A collective reads its operands until the wait.
+      for (const auto* list : {&node.inputs, start == nullptr ? nullptr : &start->inputs}) {
+        if (list == nullptr) continue;
+        for (const Value* value : *list) {
+          if (value == nullptr) continue;
+          if (value->producer != nullptr) need(at, positions_.at(value->producer));
+          if (!memory_.is_written(value)) continue;
+          const Value* root = SharedMemory::root(value);
+          if (const auto writer = last_writer.find(root); writer != last_writer.end())
+            need(at, writer->second);
+          if (is_effect) {
+            for (const int reader : readers[root]) need(at, reader);
+            last_writer[root] = at;
+          }
+          readers[root].push_back(at);
+        }
+      }
+    }
+  }
+
+  void need(int node, int other) {
+    if (other >= 0 && other != node) needs_[node].push_back(other);
+  }
+
+  bool needs_any(int node, const std::vector<int>& others) const {
+    return std::any_of(needs_[node].begin(), needs_[node].end(), [&](int other) {
+      return std::find(others.begin(), others.end(), other) != others.end();
+    });
+  }
+
+  // Arranges the nodes from `begin` to `end`, which are a half.
+  int arrange(int begin, int end, PassContext& context) {
+    std::vector<int> starts;
+    for (int at = begin; at < end; ++at) {
+      if (ops::is_collective(*nodes_[at])) starts.push_back(at);
+    }
+    int rewrites = 0;
+    for (const int start : starts) {
+      const double seconds = to_communicate(*nodes_[start]);
+      const int wait = first_wait(start, begin, end);
+      if (wait < 0) continue;
+      if (work_between(start, wait) < seconds && context.may_rewrite()) {
+        const bool is_moved =
+            wait_later(start, wait, seconds, end) | start_earlier(start, wait, seconds, begin);
+        if (is_moved)
+          ++rewrites;
+        else
+          context.did_not_rewrite();
+      }
+      claim_between(start, wait, seconds);
+    }
+    return rewrites;
+  }
+
+  double to_communicate(const Node& node) const {
+    double given = 0, made = 0;
+    for (const Value* value : node.inputs) given += value == nullptr ? 0 : bytes_of(*value);
+    for (const Value* value : node.outputs) made += value == nullptr ? 0 : bytes_of(*value);
+    return kLatency + std::max(given, made) / kBytes;
+  }
+
+  double bytes_of(const Value& value) const { return static_cast<double>(costs_.num_bytes(value)); }
+
+  int place(int node) const {
+    return static_cast<int>(std::find(order_.begin(), order_.end(), node) - order_.begin());
+  }
+
+  // The first node that waits for a collective of the same half; -1 if none does.
+  int first_wait(int start, int begin, int end) const {
+    int first = -1;
+    for (const Value* result : nodes_[start]->outputs) {
+      if (result == nullptr) continue;
+      for (const ir::Use& use : result->uses) {
+        if (use.node == nullptr || !ops::is_wait(*use.node)) return -1;
+        const int at = positions_.at(use.node);
+        if (at < begin || at >= end) continue;
+        if (first < 0 || place(at) < place(first)) first = at;
+      }
+    }
+    return first;
+  }
+
+  bool is_ours(int node) const {
+    return ops::is_collective(*nodes_[node]) || ops::is_wait(*nodes_[node]);
+  }
+
+  double work_of(int node) const {
+    return is_ours(node) || is_claimed_[node] ? 0 : costs_.to_run(*nodes_[node]);
+  }
+
+  double work_between(int start, int wait) const {
+    double work = 0;
+    for (int i = place(start) + 1; i < place(wait); ++i) work += work_of(order_[i]);
+    return work;
+  }
+
+  void claim_between(int start, int wait, double seconds) {
+    double work = 0;
+    for (int i = place(start) + 1; i < place(wait) && work < seconds; ++i) {
+      work += work_of(order_[i]);
+      is_claimed_[order_[i]] = true;
+    }
+  }
+
+  // Moves nodes that do not need the wait in front of it.
+  bool wait_later(int start, int wait, double seconds, int end) {
+    double work = work_between(start, wait);
+    std::vector<int> moved, staying = {wait};
+    const int first = place(wait);
+    int last = first + 1;
+    for (; last < end && work < seconds; ++last) {
+      const int node = order_[last];
+      if (is_ours(node) || is_claimed_[node] || needs_any(node, staying)) {
+        staying.push_back(node);
+      } else {
+        moved.push_back(node);
+        work += work_of(node);
+      }
+    }
+    if (moved.empty()) return false;
+    std::copy(moved.begin(), moved.end(), order_.begin() + first);
+    std::copy(staying.begin(), staying.end(), order_.begin() + first + moved.size());
+    return true;
+  }
+
+  // Moves nodes that the start does not need behind it.
+  bool start_earlier(int start, int wait, double seconds, int begin) {
+    double work = work_between(start, wait);
+    // Both from the last one to the first one.
+    std::vector<int> moved, leading = {start};
+    std::vector<int> needed = needs_[start];
+    const int last = place(start);
+    int first = last;
+    for (; first > begin && work < seconds; --first) {
+      const int node = order_[first - 1];
+      const bool is_needed = std::find(needed.begin(), needed.end(), node) != needed.end();
+      if (is_needed || is_claimed_[node]) {
+        leading.push_back(node);
+        needed.insert(needed.end(), needs_[node].begin(), needs_[node].end());
+      } else {
+        moved.push_back(node);
+        work += work_of(node);
+      }
+    }
+    // Other waits alone are no work.
+    if (std::all_of(moved.begin(), moved.end(), [this](int node) { return is_ours(node); }))
+      return false;
+    std::copy(leading.rbegin(), leading.rend(), order_.begin() + first);
+    std::copy(moved.rbegin(), moved.rend(), order_.begin() + first + leading.size());
+    return true;
+  }
+
+  Graph& graph_;
+  const SharedMemory memory_;
+  const Costs costs_;
+  std::vector<Node*> nodes_;
+  std::unordered_map<const Node*, int> positions_;
+  int border_ = -1;
+  std::vector<std::vector<int>> needs_;  // by node: those that must come before
+  std::vector<int> order_;               // of the nodes, by their positions before
+  std::vector<bool> is_claimed_;         // by node: it hides a collective
+};
+
+}  // namespace
+
+int overlap_collectives(Graph& graph, PassContext& context) {
+  // A size that data tells is known after the node that binds it, of which its readers say nothing.
+  if (!ops::has_collectives(graph) || has_sizes_of_data(graph)) return 0;
+  return Overlap(graph).run(context);
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,108 @@
+#include "run/steps/collective.h"
+
+#include "ops/collective.h"
+#include "run/context.h"
+#include "run/counters.h"
+#include "run/steps/operator.h"
+
+#include <algorithm>
+
+namespace torch_ort::run {
+
+namespace {
+
+constexpr const char* kWhyHost = "communication between ranks is started by the host";
+
+// The results of one collective, which have memory of PyTorch's.
+struct StartStep : OperatorStep {
+  StartStep(const CallSite& site, const c10::OperatorHandle& op)
+      : OperatorStep(site, op, site.call.args) {}
+
+  const char* form() const override { return "collective"; }
+  bool goes_on() const override { return true; }
+  // Nothing holds them after the wait, whose result shares their memory.
+  bool gives_up_results() const override { return true; }
+  std::string why_host_is_needed() const override { return kWhyHost; }
+  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
+};
+
+struct BoundStart : BoundCall<StartStep> {
+  using BoundCall::BoundCall;
+
+  void run(Context& context, StepCounts& counts) const override {
+    of.call(context, args);
+    of.store_results(context);
+    for (int slot : of.outputs) {
+      if (slot >= 0) context.in_flight.push_back(context.slots[slot]);
+    }
+    ++counts.functional;
+    counters().collectives.fetch_add(1, std::memory_order_relaxed);
+  }
+};
+
+std::unique_ptr<BoundStep> StartStep::bind(Binder& binder) const {
+  return std::make_unique<BoundStart>(*this, binder);
+}
+
+// The result is the tensor that it waits for.
+struct WaitStep : OperatorStep {
+  int flying;
+  std::vector<int> held;  // slots of what the collective reads meanwhile
+
+  WaitStep(const CallSite& site, const c10::OperatorHandle& op, const ir::Node& start)
+      : OperatorStep(site, op, site.call.args), flying(args.at(0).slots.at(0)) {
+    for (const ir::Value* operand : start.inputs) {
+      if (operand != nullptr) held.push_back(site.slot(operand));
+    }
+  }
+
+  const char* form() const override { return "wait"; }
+  int shares(size_t /*result*/) const override { return flying; }
+  std::vector<int> reads() const override {
+    std::vector<int> slots = held;
+    slots.push_back(flying);
+    return without_repeats(slots);
+  }
+  // It looks at no elements.
+  bool reads_gaps(const Description& /*description*/) const override { return true; }
+  std::string why_host_is_needed() const override { return kWhyHost; }
+  std::unique_ptr<BoundStep> bind(Binder& binder) const override;
+};
+
+struct BoundWait : BoundCall<WaitStep> {
+  using BoundCall::BoundCall;
+
+  void run(Context& context, StepCounts& /*counts*/) const override {
+    of.call(context, args);
+    const at::Tensor& flying = context.slots[of.flying];
+    std::erase_if(context.in_flight, [&](const at::Tensor& each) { return each.is_same(flying); });
+    if (of.outputs[0] >= 0) of.store_results(context);
+  }
+};
+
+std::unique_ptr<BoundStep> WaitStep::bind(Binder& binder) const {
+  return std::make_unique<BoundWait>(*this, binder);
+}
+
+}  // namespace
+
+void wait_for_all(Context& context) noexcept {
+  for (const at::Tensor& tensor : std::exchange(context.in_flight, {})) {
+    try {
+      static const auto wait = c10::Dispatcher::singleton().findSchemaOrThrow(ops::kWaitTensor, "");
+      torch::jit::Stack stack = {tensor};
+      wait.callBoxed(&stack);
+    } catch (...) {  // NOLINT: see the header
+    }
+  }
+}
+
+std::unique_ptr<Step> make_collective(const CallSite& site) {
+  if (!site.op) return nullptr;
+  if (ops::starts_collective(site.call.op)) return std::make_unique<StartStep>(site, *site.op);
+  const ir::Node* start = site.call.node == nullptr ? nullptr : ops::collective_of(*site.call.node);
+  if (site.call.op != ops::kWaitTensor || start == nullptr) return nullptr;
+  return std::make_unique<WaitStep>(site, *site.op, *start);
+}
+
+}  // namespace torch_ort::run
