@@ -54,6 +54,8 @@ int cut_backward(ir::Graph& graph, PassContext& context);
 int row_sparsity(ir::Graph& graph, PassContext& context);
 int join_casts(ir::Graph& graph, PassContext& context);
 int overlap_collectives(ir::Graph& graph, PassContext& context);
+int gather_again(ir::Graph& graph, PassContext& context);
+int bucket_collectives(ir::Graph& graph, PassContext& context);
 int join_collectives(ir::Graph& graph, PassContext& context);
 int row_sparsity_again(ir::Graph& graph, PassContext& context);
 // Rewrites indices that count from the end, in a graph from a file.
@@ -164,6 +166,8 @@ const std::vector<Pass>& pipeline() {
        .rounds_elsewhere = true},
       // after recompute_tagged: views that it recomputes need no second view
       {.name = "replay_views", .run = replay_views, .is_needed = true, .moves_border = true},
+      // after replay_views: backward has views of its own of what is gathered
+      {.name = "gather_again", .run = gather_again, .moves_border = true},
       // after all that look for a whole dropout; before expand_composites, which draws by the same
       // kernel on all devices
       {.name = "draw_as_eager",
@@ -269,6 +273,8 @@ const std::vector<Pass>& pipeline() {
        .only_under = "enable_sparse_optimizer"},
       // after all that look for single casts
       {.name = "join_casts", .run = join_casts, .is_for_gpus = true, .writes_engine_ops = true},
+      // after join_collectives and fuse_regions: operands are what is left of both
+      {.name = "bucket_collectives", .run = bucket_collectives},
       // last: it only moves nodes, by the time that they take
       {.name = "overlap_collectives", .run = overlap_collectives},
   };

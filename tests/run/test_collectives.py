@@ -120,12 +120,18 @@ class Layer(nn.Module):
 
 
 @pytest.mark.hands_over("Dynamo has autograd.Functions as operators that take graphs")
-def test_training_with_gathered_weights(group: LateGroup) -> None:
+@pytest.mark.parametrize(
+    ("disable", "of_each_step"),
+    [((), 2), (("bucket_collectives",), 8), (("bucket_collectives", "overlap_collectives"), 8)],
+)
+def test_training_with_gathered_weights(
+    disable: tuple[str, ...], of_each_step: int, group: LateGroup
+) -> None:
     nets = []
     for _ in range(2):
         torch.manual_seed(0)
         nets.append(nn.Sequential(*(Layer() for _ in range(4))))
-    call = torch.compile(nets[1], backend="ort", fullgraph=True)
+    call = torch.compile(nets[1], backend="ort", fullgraph=True, options={"disable": disable})
     optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
     for _ in range(4):
         x = torch.randn(64, 32)
@@ -138,7 +144,7 @@ def test_training_with_gathered_weights(group: LateGroup) -> None:
             torch.testing.assert_close(got, want)
     counters = torch_ort.counters()
     assert counters["fallbacks"] == 0
-    assert counters["collectives"] == 4 * 2 * 4
+    assert counters["collectives"] == 4 * of_each_step
 
 
 @pytest.mark.hands_over("Dynamo has autograd.Functions as operators that take graphs")
