@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import _functional_collectives as collectives
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
@@ -130,7 +129,8 @@ class _SumOfGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         mean = (gradient / ctx.ranks).contiguous()
-        return collectives.all_reduce(mean, "sum", ctx.group), None, None
+        flying = torch.ops._c10d_functional.all_reduce(mean, "sum", ctx.group)
+        return torch.ops._c10d_functional.wait_tensor(flying), None, None
 
 
 def _mesh_of(module: nn.Module, mesh: DeviceMesh | None) -> DeviceMesh:

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "torch_ort"
 LOOSE = {
     "__init__": "public", "_build_info": "core", "_installed": "core", "options": "core",
     "fallback": "engine", "backend": "backend", "configure": "training", "scripted": "training",
-    "seeding": "training",
+    "parallel": "training", "seeding": "training",
 }  # fmt: skip
 COMPILER = {
     "core": set(),
