@@ -18,12 +18,12 @@ from torch_ort.capture.traced import trace_and_compile
 from torch_ort.core.user_code import blaming
 from torch_ort.dynamo import first_run, recompile_limit, uncaptured
 from torch_ort.dynamo.graph import record_dynamo_graph
-from torch_ort.engine import compiler, watchers
+from torch_ort.engine import agreement, compiler, watchers
 from torch_ort.engine.onnx_files import sources_of
 from torch_ort.fallback import counted_in_eager
 from torch_ort.functions.recurrent import recurrent_layers_in_graphs
 from torch_ort.options import resolve_compiled
-from torch_ort.pytorch import dynamo_compat, size_compat, versions
+from torch_ort.pytorch import dynamo_compat, ranks, size_compat, versions
 from torch_ort.read import higher_order
 from torch_ort.read.descriptions import line_of, name_of
 from torch_ort.steps.state import GraphState
@@ -65,6 +65,11 @@ def ort(
         return sources_of(module.graph.find_nodes(op="placeholder"))
 
     def compile_graph() -> tuple[Callable[..., Any], first_run.CompileAgain | None]:
+        groups = ranks.groups_in(module, inputs) if ranks.are_there() else {}
+        state.communicates = bool(groups)
+        return agreement.agree(groups, compile_alone, state.programs)
+
+    def compile_alone() -> tuple[Callable[..., Any], first_run.CompileAgain | None]:
         refuse_nested(module.graph, inputs)
         start = time.perf_counter()
         compiled = record_or_hand_over(
@@ -76,7 +81,7 @@ def ort(
         # While a graph runs, Dynamo takes no more guards. So a trace that is made then needs known
         # sizes.
         has_symbols = any(isinstance(value, torch.SymInt) for value in inputs)
-        return compiled, None if has_symbols else trace_again
+        return compiled, None if has_symbols or state.communicates else trace_again
 
     def trace(inputs: Sequence[Any]) -> Callable[..., Any]:
         start = time.perf_counter()
@@ -120,6 +125,7 @@ def refuse_nested(graph: fx.Graph, inputs: Sequence[Any]) -> None:
 def reset() -> None:
     """Free all sessions and memory of the engine; `torch.compiler.reset()` calls this."""
     compiler.release_sessions()
+    agreement.forget()
     higher_order.release_callables()
     release_fakes()
     size_compat.forget_dynamo_sizes()

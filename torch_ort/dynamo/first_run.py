@@ -48,7 +48,8 @@ def compile_or_eager(
 class FirstRun:
     """Calls a compiled graph; if the engine fails, eager PyTorch runs the call, and later ones.
 
-    A kernel's own error is raised as it is once the graph has run: eager would raise it too.
+    A kernel's own error is raised as it is once the graph has run: eager would raise it too. So is
+    any error of a run in which other ranks take part: eager would communicate once more.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class FirstRun:
         try:
             return self._run(*args)
         except Exception as error:
-            if self._strict:
+            if self._strict or self._graph.communicates:
                 raise
             failure = failure_of_later_run(error, self._graph.is_repeatable)
         return self._in_eager(failure, args)
@@ -101,7 +102,7 @@ class FirstRun:
                 "an input is a FakeTensor, which has no data for the engine to read"
             )
             return self._in_eager(Failure(error, "forward"), args)
-        if self._strict and self._again is None:
+        if (self._strict and self._again is None) or self._graph.communicates:
             result = self._run(*args)
         else:
             result = within_boundary(

@@ -56,12 +56,13 @@ NAMES = {
     "torch._guards": "CompileContext TracingContext detect_fake_mode tracing",
     "torch._higher_order_ops": "auto_functionalize.auto_functionalized_v2",
     "torch._library.fake_class_registry": "FakeScriptObject",
-    "torch._ops": "HigherOrderOperator OpOverload",
+    "torch._ops": "HigherOrderOperator OpOverload OpOverloadPacket",
     "torch._subclasses.fake_tensor": """
         DataDependentOutputException FakeTensor FakeTensorMode UnsupportedFakeTensorException
         """,
     "torch._subclasses.functional_tensor": "FunctionalTensor",
     "torch.autograd": "forward_ad._current_level forward_ad.unpack_dual",
+    "torch.distributed.distributed_c10d": "_resolve_process_group",
     "torch.fx.experimental": """
         symbolic_shapes.free_unbacked_symbols symbolic_shapes.statically_known_true
         """,

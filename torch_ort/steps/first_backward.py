@@ -63,7 +63,8 @@ class FirstBackward:
         try:
             gradients = _C.run_backward(token, saved, tangents)
         except Exception as error:
-            if kept is None or kept.was_edited() or self._state.options.strict:
+            must_raise = self._state.options.strict or self._state.communicates
+            if kept is None or kept.was_edited() or must_raise:
                 raise
             failure = failure_of(error, "backward")
         else:

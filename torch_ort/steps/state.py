@@ -27,6 +27,8 @@ class GraphState:
     failed: bool = False  # a backward has failed, so the graph runs in eager PyTorch from now on
     is_differentiated_twice: bool = False  # the reason of the failure
     is_repeatable: bool = False  # running again changes nothing: no writes, no random numbers
+    # Other ranks take part in its runs, so that none can be run again, or in eager PyTorch, alone.
+    communicates: bool = False
     programs: list[Program] = field(default_factory=list)
     # What a first run writes to, with copies from before; None once such a run has succeeded.
     written: list[tuple[torch.Tensor, torch.Tensor]] | None = None
