@@ -3,9 +3,9 @@
 // of neighbours that communicate among the same ranks in the same way, up to a size at which a
 // collective takes as long for its bytes as for being one. PyTorch's coalesced forms take and give
 // separate tensors, so that nothing is copied here. What the first ones start then waits for the
-// operands of the last one, unless all operands are there before the first, as those are that a
-// layer gathers. Sizes must be constants: those of a captured call may differ between ranks, which
-// would then communicate differently.
+// operands of the last one, unless all operands can be there before the first, as those are that a
+// layer gathers: inputs of the graph, or what is made of inputs alone. Sizes must be constants:
+// those of a captured call may differ between ranks, which would then communicate differently.
 
 #include "ir/edit.h"
 #include "ops/collective.h"
@@ -14,6 +14,7 @@
 #include "passes/border/costs.h"
 #include "passes/context.h"
 #include "passes/halves.h"
+#include "passes/memory.h"
 
 #include <algorithm>
 #include <string>
@@ -28,6 +29,8 @@ using ir::Node;
 using ir::Value;
 
 constexpr int64_t kBucketBytes = 1 << 20;
+// Casts and views lead to what is gathered, and away from what is reduced.
+constexpr size_t kMostMoved = 8;
 
 // The coalesced form of an operator; empty if there is none.
 std::string coalesced(const std::string& op) {
@@ -41,7 +44,7 @@ std::string coalesced(const std::string& op) {
 
 class Buckets {
  public:
-  explicit Buckets(Graph& graph) : graph_(graph), costs_(graph) {}
+  explicit Buckets(Graph& graph) : graph_(graph), memory_(graph), costs_(graph) {}
 
   int run(PassContext& context) {
     number();
@@ -121,28 +124,63 @@ class Buckets {
     return stands_at_first(all) || stands_at_last(all);
   }
 
-  // Whether all operands are made before the first one.
+  // Whether all operands are made before the first one, or can be.
   bool stands_at_first(const std::vector<const Node*>& bucket) const {
     return std::all_of(bucket.begin(), bucket.end(), [&](const Node* each) {
-      const Node* maker = each->inputs[0]->producer;
-      return maker == nullptr || places_.at(maker) < places_.at(bucket.front());
+      std::vector<Node*> makers;
+      return find_makers(*each->inputs[0], *bucket.front(), makers);
     });
   }
 
-  // Whether nothing reads a result before the last one.
+  // The nodes behind `place` that make a value of what is there at that place, each after those
+  // that it reads. False if there are others than pure ones that read inputs alone.
+  bool find_makers(const Value& value, const Node& place, std::vector<Node*>& makers) const {
+    Node* maker = value.producer;
+    if (maker == nullptr || places_.at(maker) < places_.at(&place)) return true;
+    if (!ops::is_pure(*maker) || makers.size() == kMostMoved) return false;
+    const bool is_made =
+        std::all_of(maker->inputs.begin(), maker->inputs.end(), [&](const Value* input) {
+          return input == nullptr ||
+                 (!memory_.is_written(input) && find_makers(*input, place, makers));
+        });
+    if (is_made && std::find(makers.begin(), makers.end(), maker) == makers.end())
+      makers.push_back(maker);
+    return is_made;
+  }
+
+  // Whether nothing reads a result before the last one, or must.
   bool stands_at_last(const std::vector<const Node*>& bucket) const {
     return std::all_of(bucket.begin(), bucket.end(), [&](const Node* each) {
       const Value* result = each->outputs[0]->uses[0].node->outputs[0];
-      return result == nullptr ||
-             std::all_of(result->uses.begin(), result->uses.end(), [&](const ir::Use& use) {
-               return use.node == nullptr || places_.at(use.node) > places_.at(bucket.back());
-             });
+      std::vector<Node*> readers;
+      return result == nullptr || find_readers(*result, *bucket.back(), readers);
+    });
+  }
+
+  // The nodes before `place` that read a value, each after those that it reads. False if there are
+  // others than pure ones that lead to outputs alone.
+  bool find_readers(const Value& value, const Node& place, std::vector<Node*>& readers) const {
+    return std::all_of(value.uses.begin(), value.uses.end(), [&](const ir::Use& use) {
+      if (use.node == nullptr || places_.at(use.node) > places_.at(&place)) return true;
+      if (!ops::is_pure(*use.node) || readers.size() == kMostMoved) return false;
+      if (std::find(readers.begin(), readers.end(), use.node) == readers.end())
+        readers.push_back(use.node);
+      const auto& made = use.node->outputs;
+      return std::all_of(made.begin(), made.end(), [&](const Value* result) {
+        return result == nullptr || find_readers(*result, place, readers);
+      });
     });
   }
 
   void join(const std::vector<Node*>& bucket) {
     const std::vector<const Node*> all(bucket.begin(), bucket.end());
-    Node& place = stands_at_first(all) ? *bucket.front() : *bucket.back();
+    const bool is_at_first = stands_at_first(all);
+    Node& place = is_at_first ? *bucket.front() : *bucket.back();
+    for (const Node* each : bucket) {
+      std::vector<Node*> makers;
+      if (is_at_first) find_makers(*each->inputs[0], place, makers);
+      for (Node* maker : makers) ir::move_before(graph_, *maker, place);
+    }
     std::vector<Value*> operands;
     std::vector<ir::Type> types;
     for (const Node* each : bucket) {
@@ -153,11 +191,18 @@ class Buckets {
     attrs["operator"] = coalesced(ir::string_attr(attrs, "operator", ""));
     attrs["tensor_args"] = std::vector<std::string>{"inputs:" + std::to_string(bucket.size())};
     ops::Writer write(graph_, &place);
-    const Node& start =
+    Node& start =
         write.add_named("bucket", {ir::kAtenDomain, "ATen"}, operands, types, std::move(attrs));
+    places_[&start] = places_.at(&place);
     for (size_t i = 0; i < bucket.size(); ++i) {
       Node& old = *bucket[i]->outputs[0]->uses[0].node;
-      const Node& wait = write.copy(old, {start.outputs[i]}, {old.outputs[0]->type});
+      std::vector<Node*> readers;
+      if (!is_at_first) find_readers(*old.outputs[0], place, readers);
+      Node& wait = write.copy(old, {start.outputs[i]}, {old.outputs[0]->type});
+      places_[&wait] = places_.at(&place);
+      std::sort(readers.begin(), readers.end(),
+                [this](Node* a, Node* b) { return places_.at(a) < places_.at(b); });
+      for (Node* reader : readers) ir::move_before(graph_, *reader, place);
       ir::replace_uses(*old.outputs[0], *wait.outputs[0], graph_);
       ir::erase(graph_, old);
     }
@@ -165,6 +210,7 @@ class Buckets {
   }
 
   Graph& graph_;
+  const SharedMemory memory_;
   const Costs costs_;
   std::unordered_map<const Node*, int> places_;
   int border_ = -1;

@@ -1,0 +1,136 @@
+# What each rank of test_graph_parallel.py does: trains a decoder with torch_ort.parallel, beside
+# PyTorch's own way to do the same in eager, and saves what it has seen.
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from tensor_parallel import WORDS, Decoder, whole
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import torch_ort
+import torch_ort.parallel
+from torch_ort.fallback import FallbackWarning
+
+STEPS = 20
+
+
+def by_pytorch(net: Decoder, dtype: torch.dtype | None) -> nn.Module:
+    policy = MixedPrecisionPolicy(param_dtype=dtype)
+    for part in (*net.blocks, net):
+        fully_shard(part, mp_policy=policy)
+    return net
+
+
+class Case(NamedTuple):
+    wrap: Callable[[Decoder], nn.Module]
+    like: Callable[[Decoder], nn.Module]
+    is_short: bool = False
+    is_compiled: bool = True
+
+
+CASES = {
+    "shards": Case(torch_ort.parallel.shard, lambda net: by_pytorch(net, None)),
+    "shards that are held": Case(
+        lambda net: torch_ort.parallel.shard(net, reshard_after_forward=False),
+        lambda net: by_pytorch(net, None),
+    ),
+    "shards in bfloat16": Case(
+        lambda net: torch_ort.parallel.shard(net, param_dtype=torch.bfloat16),
+        lambda net: by_pytorch(net, torch.bfloat16), is_short=True,
+    ),
+    "shards in eager": Case(
+        torch_ort.parallel.shard, lambda net: by_pytorch(net, None), is_compiled=False
+    ),
+    "replicas": Case(torch_ort.parallel.replicate, DistributedDataParallel),
+    "replicas in eager": Case(
+        torch_ort.parallel.replicate, DistributedDataParallel, is_compiled=False
+    ),
+}  # fmt: skip
+
+
+def run(case: Case, rank: int) -> dict[str, Any]:
+    torch._dynamo.reset()
+    torch_ort.reset_counters()
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(rank)  # what rank 0 has is what counts
+        nets.append(Decoder())
+    nets[0].load_state_dict(nets[1].state_dict())
+    if rank:
+        torch.manual_seed(0)
+        nets[0] = Decoder()  # fully_shard takes each rank's own numbers
+    calls = [case.like(nets[0]), case.wrap(nets[1])]
+    names = list(nets[1].state_dict())
+    if case.is_compiled:
+        calls[1] = torch.compile(calls[1], backend="ort", fullgraph=True)
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=0.01) for net in nets]
+    difference, losses = 0.0, [[], []]
+    saved = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(STEPS):
+            torch.manual_seed(100 * rank + step)
+            x, y = torch.randint(0, WORDS, (2, 2, 16))
+            gradients = []
+            for net, call, seen in zip(nets, calls, losses, strict=True):
+                loss = F.cross_entropy(call(x).flatten(0, 1).float(), y.flatten())
+                saved.append(torch_ort.counters()["saved_bytes"])
+                loss.backward()
+                seen.append(loss.item())
+                gradients.append([whole(each.grad).double() for each in net.parameters()])
+            for want, got in zip(*gradients, strict=True):
+                difference = max(difference, ((want - got).norm() / want.norm()).item())
+            for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
+                assert type(mine.grad) is type(theirs.grad)
+                theirs.grad = mine.grad.clone()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    words = [str(each.message) for each in caught if issubclass(each.category, FallbackWarning)]
+    return {
+        "difference": difference, "losses": losses, "warnings": words, "names": names,
+        "saved_bytes": saved[-1], "counters": dict(torch_ort.counters()),
+    }  # fmt: skip
+
+
+def refusals() -> list[str]:
+    """Give what is said of modules that cannot be changed."""
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()))
+    sharded = torch_ort.parallel.shard(nn.Linear(4, 4))
+    words = []
+    for call in (
+        lambda: torch_ort.parallel.shard(nn.Linear(4, 4), mesh),
+        lambda: torch_ort.parallel.replicate(sharded),
+        lambda: torch_ort.parallel.shard(
+            torch_ort.parallel.replicate(nn.Sequential(nn.Linear(4, 4)))
+        ),
+    ):
+        try:
+            call()
+        except torch_ort.UserError as error:
+            words.append(str(error))
+    return words
+
+
+def main() -> None:
+    rank, folder, ranks, *names = sys.argv[1:]
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(Path(folder) / "store"), int(ranks))
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(ranks))
+    found: dict[str, Any] = {name: run(CASES[name], int(rank)) for name in names}
+    found["refusals"] = refusals()
+    torch.save(found, Path(folder) / f"rank_{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()
