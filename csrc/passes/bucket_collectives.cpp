@@ -29,7 +29,7 @@ using ir::Node;
 using ir::Value;
 
 constexpr int64_t kBucketBytes = 1 << 20;
-// Casts and views lead to what is gathered, and away from what is reduced.
+// Casts and views lead to what is gathered, and away from what is reduced; so many for each.
 constexpr size_t kMostMoved = 8;
 
 // The coalesced form of an operator; empty if there is none.
@@ -126,25 +126,33 @@ class Buckets {
 
   // Whether all operands are made before the first one, or can be.
   bool stands_at_first(const std::vector<const Node*>& bucket) const {
+    std::vector<Node*> makers;
+    return find_makers(bucket, makers);
+  }
+
+  // The nodes behind the first one that make the operands, each after those that it reads. False if
+  // there are others than casts, views and regions.
+  bool find_makers(const std::vector<const Node*>& bucket, std::vector<Node*>& makers) const {
     return std::all_of(bucket.begin(), bucket.end(), [&](const Node* each) {
-      std::vector<Node*> makers;
-      return find_makers(*each->inputs[0], *bucket.front(), makers);
+      const size_t most = makers.size() + kMostMoved;
+      return can_stand_before(*each->inputs[0], *bucket.front(), makers, most);
     });
   }
 
-  // The nodes behind `place` that make a value of what is there at that place, each after those
-  // that it reads. False if there are others than pure ones that read inputs alone.
-  bool find_makers(const Value& value, const Node& place, std::vector<Node*>& makers) const {
+  bool can_stand_before(const Value& value, const Node& place, std::vector<Node*>& makers,
+                        size_t most) const {
     Node* maker = value.producer;
     if (maker == nullptr || places_.at(maker) < places_.at(&place)) return true;
-    if (!ops::is_pure(*maker) || makers.size() == kMostMoved) return false;
+    if (std::find(makers.begin(), makers.end(), maker) != makers.end()) return true;
+    const bool is_light = ops::is_view(*maker) || ir::is(maker, "Cast") ||
+                          ir::is(maker, "Region", ir::kTorchOrtDomain);
+    if (!is_light || !ops::is_pure(*maker) || makers.size() >= most) return false;
     const bool is_made =
         std::all_of(maker->inputs.begin(), maker->inputs.end(), [&](const Value* input) {
           return input == nullptr ||
-                 (!memory_.is_written(input) && find_makers(*input, place, makers));
+                 (!memory_.is_written(input) && can_stand_before(*input, place, makers, most));
         });
-    if (is_made && std::find(makers.begin(), makers.end(), maker) == makers.end())
-      makers.push_back(maker);
+    if (is_made) makers.push_back(maker);
     return is_made;
   }
 
@@ -176,11 +184,9 @@ class Buckets {
     const std::vector<const Node*> all(bucket.begin(), bucket.end());
     const bool is_at_first = stands_at_first(all);
     Node& place = is_at_first ? *bucket.front() : *bucket.back();
-    for (const Node* each : bucket) {
-      std::vector<Node*> makers;
-      if (is_at_first) find_makers(*each->inputs[0], place, makers);
-      for (Node* maker : makers) ir::move_before(graph_, *maker, place);
-    }
+    std::vector<Node*> makers;
+    if (is_at_first) find_makers(all, makers);
+    for (Node* maker : makers) ir::move_before(graph_, *maker, place);
     std::vector<Value*> operands;
     std::vector<ir::Type> types;
     for (const Node* each : bucket) {

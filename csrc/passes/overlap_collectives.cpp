@@ -36,6 +36,7 @@ using ir::Value;
 // as measured with gloo between processes of one machine (benchmarks/results/decisions.md).
 constexpr double kLatency = 100;
 constexpr double kBytes = 1000;
+constexpr int kMostRounds = 16;
 
 // Whether a result has a symbol in its sizes that no input binds.
 bool has_sizes_of_data(const Graph& graph) {
@@ -68,8 +69,8 @@ class Overlap {
   int run(PassContext& context) {
     const int count = static_cast<int>(nodes_.size());
     const int end = border_ < 0 ? count : border_;
-    int rewrites = arrange(0, end, context);
-    if (border_ >= 0) rewrites += arrange(border_ + 1, count, context);
+    int rewrites = settle(0, end, context);
+    if (border_ >= 0) rewrites += settle(border_ + 1, count, context);
     if (rewrites > 0) {
       std::vector<Node*> order(nodes_.size());
       for (size_t i = 0; i < order.size(); ++i) order[i] = nodes_[order_[i]];
@@ -123,11 +124,23 @@ class Overlap {
     });
   }
 
+  // What hides one collective may have stood between another one and its wait, which then finds
+  // other work. Few rounds settle that.
+  int settle(int begin, int end, PassContext& context) {
+    int rewrites = 0;
+    for (int round = 0, more = 1; more > 0 && round < kMostRounds; ++round) {
+      is_claimed_.assign(nodes_.size(), false);
+      more = arrange(begin, end, context);
+      rewrites += more;
+    }
+    return rewrites;
+  }
+
   // Arranges the nodes from `begin` to `end`, which are a half.
   int arrange(int begin, int end, PassContext& context) {
     std::vector<int> starts;
     for (int at = begin; at < end; ++at) {
-      if (ops::is_collective(*nodes_[at])) starts.push_back(at);
+      if (ops::is_collective(*nodes_[order_[at]])) starts.push_back(order_[at]);
     }
     int rewrites = 0;
     for (const int start : starts) {

@@ -20,8 +20,6 @@ struct StartStep : OperatorStep {
 
   const char* form() const override { return "collective"; }
   bool goes_on() const override { return true; }
-  // Nothing holds them after the wait, whose result shares their memory.
-  bool gives_up_results() const override { return true; }
   std::string why_host_is_needed() const override { return kWhyHost; }
   std::unique_ptr<BoundStep> bind(Binder& binder) const override;
 };
@@ -44,7 +42,8 @@ std::unique_ptr<BoundStep> StartStep::bind(Binder& binder) const {
   return std::make_unique<BoundStart>(*this, binder);
 }
 
-// The result is the tensor that it waits for.
+// The result is the tensor that it waits for, which nothing else reads: to the plan it is another
+// one, that may be returned and saved as any other.
 struct WaitStep : OperatorStep {
   int flying;
   std::vector<int> held;  // slots of what the collective reads meanwhile
@@ -57,7 +56,7 @@ struct WaitStep : OperatorStep {
   }
 
   const char* form() const override { return "wait"; }
-  int shares(size_t /*result*/) const override { return flying; }
+  bool gives_up_results() const override { return true; }
   std::vector<int> reads() const override {
     std::vector<int> slots = held;
     slots.push_back(flying);
