@@ -64,11 +64,10 @@ def shard(
         return whole.to_local(grad_placements=[Partial("sum")])
 
     def read(parameter: Tensor) -> Tensor:
+        part = _MeanOfGradients.apply(parameter, mesh.size())
         if reshard_after_forward and torch.is_grad_enabled():
-            whole = checkpoint(gather, parameter, use_reentrant=False)
-        else:
-            whole = gather(parameter)
-        return _MeanOfGradients.apply(whole, mesh.size())
+            return checkpoint(gather, part, use_reentrant=False)
+        return gather(part)
 
     for parameter in _parameters(module):
         split = distribute_tensor(parameter.data, mesh, [Shard(0)])
@@ -106,7 +105,7 @@ def replicate(module: M, mesh: DeviceMesh | None = None) -> M:
 
 
 class _MeanOfGradients(torch.autograd.Function):
-    """Divides the gradient, which is summed over the ranks afterwards."""
+    """Divides the gradient, which has been summed over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ranks: int) -> Tensor:

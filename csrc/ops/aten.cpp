@@ -1,6 +1,7 @@
 #include "ops/aten.h"
 
 #include "base/error.h"
+#include "ops/collective.h"
 #include "ops/families.h"
 #include "ops/op.h"
 
@@ -190,11 +191,15 @@ bool gives_view(const c10::FunctionSchema& schema) {
   return schema.returns()[0].alias_info() != nullptr;
 }
 
-// Whether an operator may write to memory. Collectives count too: they must run on all ranks in the
-// same order, and the tensors that they read and write are in use until a later call waits for
-// them.
+bool is_communication(const c10::FunctionSchema& schema) {
+  return schema.name().starts_with("_c10d_functional::");
+}
+
+// Whether an operator may write to memory. The schemas of some that communicate do not say that
+// they receive into an argument.
 bool may_write(const c10::FunctionSchema& schema) {
-  return schema.is_mutable() || schema.name().starts_with("_c10d_functional::");
+  const bool only_reads = starts_collective(schema.name()) || schema.name() == kWaitTensor;
+  return schema.is_mutable() || (is_communication(schema) && !only_reads);
 }
 
 bool has_effects(const c10::OperatorHandle& op) {
@@ -202,7 +207,9 @@ bool has_effects(const c10::OperatorHandle& op) {
   // An operator without results is called because it may raise an error.
   const bool raises =
       schema.returns().empty() || registry().operator_row(schema.name()).raises_or_reads_back;
-  return may_write(schema) || op.hasTag(at::Tag::nondeterministic_seeded) || raises;
+  // All ranks communicate in the same order.
+  return may_write(schema) || is_communication(schema) ||
+         op.hasTag(at::Tag::nondeterministic_seeded) || raises;
 }
 
 void add_facts(const c10::OperatorHandle& op, ir::Attrs& attrs) {

@@ -25,7 +25,7 @@ PASSES = ("join_collectives", "bucket_collectives", "overlap_collectives")
 def call(operator: str, tensor: str, rest: str = "") -> str:
     return (
         f'org.pytorch.aten.ATen <operator = "{operator}", overload_name = "", effects = 1, '
-        f'writes = 1, tensor_args = ["{tensor}"]{rest}>'
+        f'tensor_args = ["{tensor}"]{rest}>'
     )
 
 

@@ -147,6 +147,19 @@ def test_training_with_gathered_weights(
     assert counters["collectives"] == 4 * of_each_step
 
 
+def test_the_caller_waits(group: LateGroup) -> None:
+    def function(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return start("all_gather_into_tensor", torch.sigmoid(x) * 2, 2), work(other)
+
+    call = torch.compile(function, backend="ort", fullgraph=True)
+    other = torch.randn(32, 32)
+    inputs = [torch.randn(32, 32) for _ in range(3)]
+    flying = [call(x, other)[0] for x in inputs]
+    for x, each in zip(inputs, flying, strict=True):
+        torch.testing.assert_close(wait(each), wait(function(x, other)[0]))
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 @pytest.mark.hands_over("Dynamo has autograd.Functions as operators that take graphs")
 def test_two_calls_are_in_flight_at_once(group: LateGroup) -> None:
     torch.manual_seed(0)

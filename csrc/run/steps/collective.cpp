@@ -15,8 +15,18 @@ constexpr const char* kWhyHost = "communication between ranks is started by the 
 
 // The results of one collective, which have memory of PyTorch's.
 struct StartStep : OperatorStep {
+  // Whether this graph waits for all results. Otherwise the caller does, at some time.
+  bool is_waited_for;
+
   StartStep(const CallSite& site, const c10::OperatorHandle& op)
-      : OperatorStep(site, op, site.call.args) {}
+      : OperatorStep(site, op, site.call.args), is_waited_for(site.call.node != nullptr) {
+    for (const ir::Value* result : site.call.outputs) {
+      is_waited_for = is_waited_for && result != nullptr &&
+                      std::any_of(result->uses.begin(), result->uses.end(), [](const ir::Use& use) {
+                        return use.node != nullptr && ops::is_wait(*use.node);
+                      });
+    }
+  }
 
   const char* form() const override { return "collective"; }
   bool goes_on() const override { return true; }
@@ -28,15 +38,33 @@ struct BoundStart : BoundCall<StartStep> {
   using BoundCall::BoundCall;
 
   void run(Context& context, StepCounts& counts) const override {
-    of.call(context, args);
-    of.store_results(context);
-    for (int slot : of.outputs) {
-      if (slot >= 0) context.in_flight.push_back(context.slots[slot]);
+    if (of.is_waited_for) {
+      of.call(context, args);
+      of.store_results(context);
+      for (int slot : of.outputs) context.in_flight.push_back(context.slots[slot]);
+    } else {
+      call_with_copies(context);
+      of.store_results(context);
     }
     ++counts.functional;
     counters().collectives.fetch_add(1, std::memory_order_relaxed);
   }
+
+ private:
+  void call_with_copies(Context& context) const;
 };
+
+// The engine's memory has other contents when the caller waits.
+void BoundStart::call_with_copies(Context& context) const {
+  std::vector<std::pair<int, at::Tensor>> operands;
+  for (int slot : of.reads()) {
+    at::Tensor& operand = context.slots[slot];
+    operands.emplace_back(slot, operand);
+    operand = operand.clone();
+  }
+  of.call(context, args);
+  for (auto& [slot, operand] : operands) context.slots[slot] = std::move(operand);
+}
 
 std::unique_ptr<BoundStep> StartStep::bind(Binder& binder) const {
   return std::make_unique<BoundStart>(*this, binder);
