@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/stack.h>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -54,7 +55,11 @@ struct Context {
   c10::Storage empty_storage;
   torch::jit::Stack stack;
   // Results of collectives that nobody has waited for yet (steps/collective.h).
-  std::vector<at::Tensor> in_flight;
+  struct Flight {
+    at::Tensor result;
+    std::chrono::steady_clock::time_point start;
+  };
+  std::vector<Flight> in_flight;
   std::mutex mutex;    // held while steps run
   bool spent = false;  // backward has overwritten what it reads
   // It has the memory of the binding's graphs (replay.h), and whether its forward half was one.

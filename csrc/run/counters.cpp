@@ -22,6 +22,8 @@ constexpr Entry kEntries[] = {
     {"results_copied", &Counters::results_copied, false},
     {"steps_functional", &Counters::steps_functional, false},
     {"collectives", &Counters::collectives, false},
+    {"collectives_flight_us", &Counters::collectives_flight_us, false},
+    {"collectives_waited_us", &Counters::collectives_waited_us, false},
     {"steps_view", &Counters::steps_view, false},
     {"steps_python", &Counters::steps_python, false},
     {"steps_region", &Counters::steps_region, false},

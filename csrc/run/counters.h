@@ -27,6 +27,9 @@ struct Counters {
   std::atomic<int64_t> products_tuned{0};    // kinds of products whose kernels were timed
   std::atomic<int64_t> products_loaded{0};   // kinds whose choice was read from a file
   std::atomic<int64_t> collectives{0};       // communications between ranks that were started
+  // How long they were in flight, and how much of that the engine has waited for, in microseconds.
+  std::atomic<int64_t> collectives_flight_us{0};
+  std::atomic<int64_t> collectives_waited_us{0};
   std::atomic<int64_t> nodes{0};
   std::atomic<int64_t> nodes_aten{0};
   std::atomic<int64_t> contexts_created{0};

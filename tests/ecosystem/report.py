@@ -34,6 +34,8 @@ INTEGRATIONS = {
     "test_deepspeed": ("DeepSpeed", ("deepspeed",)),
     "test_data_parallel": ("DistributedDataParallel and FSDP2", ("torch",)),
     "test_tensor_parallel": ("Tensor parallelism", ("torch",)),
+    "test_graph_parallel": ("Data parallelism in the graph", ("torch",)),
+    "test_rank_faults": ("Ranks that fail", ("torch",)),
     "test_optimizers": ("Optimizers over several processes", ("torch",)),
 }
 # Cases of a test, by what came of them.

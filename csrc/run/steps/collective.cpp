@@ -6,10 +6,19 @@
 #include "run/steps/operator.h"
 
 #include <algorithm>
+#include <chrono>
+#include <utility>
 
 namespace torch_ort::run {
 
 namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void add(std::atomic<int64_t>& counter, Clock::duration time) {
+  counter.fetch_add(std::chrono::duration_cast<std::chrono::microseconds>(time).count(),
+                    std::memory_order_relaxed);
+}
 
 constexpr const char* kWhyHost = "communication between ranks is started by the host";
 
@@ -41,7 +50,8 @@ struct BoundStart : BoundCall<StartStep> {
     if (of.is_waited_for) {
       of.call(context, args);
       of.store_results(context);
-      for (int slot : of.outputs) context.in_flight.push_back(context.slots[slot]);
+      const Clock::time_point now = Clock::now();
+      for (int slot : of.outputs) context.in_flight.push_back({context.slots[slot], now});
     } else {
       call_with_copies(context);
       of.store_results(context);
@@ -100,9 +110,18 @@ struct BoundWait : BoundCall<WaitStep> {
   using BoundCall::BoundCall;
 
   void run(Context& context, StepCounts& /*counts*/) const override {
+    const Clock::time_point begin = Clock::now();
     of.call(context, args);
+    const Clock::time_point end = Clock::now();
     const at::Tensor& flying = context.slots[of.flying];
-    std::erase_if(context.in_flight, [&](const at::Tensor& each) { return each.is_same(flying); });
+    const auto flight =
+        std::find_if(context.in_flight.begin(), context.in_flight.end(),
+                     [&](const Context::Flight& each) { return each.result.is_same(flying); });
+    if (flight != context.in_flight.end()) {
+      add(counters().collectives_flight_us, end - flight->start);
+      add(counters().collectives_waited_us, end - begin);
+      context.in_flight.erase(flight);
+    }
     if (of.outputs[0] >= 0) of.store_results(context);
   }
 };
@@ -114,10 +133,10 @@ std::unique_ptr<BoundStep> WaitStep::bind(Binder& binder) const {
 }  // namespace
 
 void wait_for_all(Context& context) noexcept {
-  for (const at::Tensor& tensor : std::exchange(context.in_flight, {})) {
+  for (const Context::Flight& flight : std::exchange(context.in_flight, {})) {
     try {
       static const auto wait = c10::Dispatcher::singleton().findSchemaOrThrow(ops::kWaitTensor, "");
-      torch::jit::Stack stack = {tensor};
+      torch::jit::Stack stack = {flight.result};
       wait.callBoxed(&stack);
     } catch (...) {  // NOLINT: see the header
     }
