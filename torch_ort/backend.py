@@ -71,6 +71,7 @@ def ort(
 
     def compile_alone() -> tuple[Callable[..., Any], first_run.CompileAgain | None]:
         refuse_nested(module.graph, inputs)
+        refuse_own_backward(module.graph)
         start = time.perf_counter()
         compiled = record_or_hand_over(
             lambda: record_dynamo_graph(module, inputs, sources, state), state
@@ -120,6 +121,16 @@ def refuse_nested(graph: fx.Graph, inputs: Sequence[Any]) -> None:
                     f"input {i}: got a nested tensor of layout {layout}, whose row lengths are "
                     "data, want a plain, strided tensor; pad the rows to one length"
                 )
+
+
+def refuse_own_backward(graph: fx.Graph) -> None:
+    """Raise Unsupported for a graph of compiled autograd that calls a backward of the engine's."""
+    own = (torch.ops.torch_ort.run_backward, torch.ops.torch_ort.run_backward.default)
+    if any(node.target in own for node in graph.nodes if node.op == "call_function"):
+        raise Unsupported(
+            "compiled autograd: the graph calls a backward that the engine has compiled already, "
+            "which runs in the engine; what is around it does not"
+        )
 
 
 def reset() -> None:

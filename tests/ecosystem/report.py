@@ -35,6 +35,7 @@ INTEGRATIONS = {
     "test_data_parallel": ("DistributedDataParallel and FSDP2", ("torch",)),
     "test_tensor_parallel": ("Tensor parallelism", ("torch",)),
     "test_graph_parallel": ("Data parallelism in the graph", ("torch",)),
+    "test_parallel_libraries": ("Libraries that split models", ("torch", "transformers")),
     "test_rank_faults": ("Ranks that fail", ("torch",)),
     "test_optimizers": ("Optimizers over several processes", ("torch",)),
 }
