@@ -180,9 +180,8 @@ def _read_by(module: nn.Module, read: Read) -> None:
     for part, names in list(_owners(module)):
         properties = {name: property(_reader(name, read)) for name in names}
         kind = type(part)
-        part.__class__ = type(
-            kind.__name__, (_Parallel, kind), {**properties, "__doc__": kind.__doc__}
-        )
+        words = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+        part.__class__ = type(kind.__name__, (_Parallel, kind), {**properties, **words})
 
 
 def _reader(name: str, read: Read) -> Callable[[nn.Module], Tensor]:

@@ -19,8 +19,9 @@ pytestmark = [
 
 
 @pytest.fixture
-def group() -> Iterator[LateGroup]:
-    with late_group() as found:
+def group(device: str) -> Iterator[LateGroup]:
+    """Give the group, whose tensors lie on a device."""
+    with late_group() as found, torch.device(device):
         yield found
 
 
@@ -81,7 +82,7 @@ def test_work_runs_between(group: LateGroup) -> None:
         return x * 1
 
     torch.library.define("late::note", "(Tensor x) -> Tensor", lib=_LIBRARY)
-    torch.library.impl("late::note", "CPU", note, lib=_LIBRARY)
+    torch.library.impl("late::note", "CompositeExplicitAutograd", note, lib=_LIBRARY)
     torch.library.register_fake("late::note", lambda x: torch.empty_like(x), lib=_LIBRARY)
 
     def function(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,7 +196,7 @@ def test_what_is_in_flight_is_waited_for_when_a_step_fails(group: LateGroup) -> 
         return x * 1
 
     torch.library.define("late::check", "(Tensor x) -> Tensor", lib=_LIBRARY)
-    torch.library.impl("late::check", "CPU", check, lib=_LIBRARY)
+    torch.library.impl("late::check", "CompositeExplicitAutograd", check, lib=_LIBRARY)
     torch.library.register_fake("late::check", lambda x: torch.empty_like(x), lib=_LIBRARY)
 
     def function(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
