@@ -65,9 +65,9 @@ def ort(
         return sources_of(module.graph.find_nodes(op="placeholder"))
 
     def compile_graph() -> tuple[Callable[..., Any], first_run.CompileAgain | None]:
-        groups = ranks.groups_in(module, inputs) if ranks.are_there() else {}
-        state.communicates = bool(groups)
-        return agreement.agree(groups, compile_alone, state.programs)
+        if not ranks.are_there():
+            return compile_alone()
+        return agreement.agree(ranks.groups_in(module, inputs), compile_alone, state)
 
     def compile_alone() -> tuple[Callable[..., Any], first_run.CompileAgain | None]:
         refuse_nested(module.graph, inputs)

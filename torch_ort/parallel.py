@@ -52,8 +52,8 @@ def shard(
         The module.
 
     Raises:
-        UserError: The mesh has several dims, or a parameter is a DTensor or changed by `shard` or
-            `replicate` already.
+        UserError: The mesh has several dims, a parameter has none or is a DTensor, or a module is a
+            recurrent layer or changed by `shard` or `replicate` already.
     """
     mesh = _mesh_of(module, mesh)
 
@@ -141,9 +141,16 @@ def _mesh_of(module: nn.Module, mesh: DeviceMesh | None) -> DeviceMesh:
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
             raise UserError(f"parallel: parameter '{name}': got a DTensor, want a plain tensor")
+        if parameter.ndim == 0:
+            raise UserError(f"parallel: parameter '{name}': got 0 dims, want 1 or more")
     for name, part in module.named_modules():
         if isinstance(part, _Parallel):
             raise UserError(f"parallel: module '{name}': shard or replicate has changed it already")
+        if isinstance(part, nn.RNNBase):
+            raise UserError(
+                f"parallel: module '{name}': got a recurrent layer, which keeps its parameters in "
+                "lists of its own; use fully_shard or DistributedDataParallel"
+            )
     return mesh
 
 

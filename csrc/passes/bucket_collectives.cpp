@@ -47,21 +47,36 @@ class Buckets {
   explicit Buckets(Graph& graph) : graph_(graph), memory_(graph), costs_(graph) {}
 
   int run(PassContext& context) {
-    number();
     int rewrites = 0;
+    // A bucket that was given up, since another one has moved what it reads, may be found smaller.
+    for (int more = 1; more > 0; rewrites += more) more = join_all(context);
+    return rewrites;
+  }
+
+ private:
+  int join_all(PassContext& context) {
+    int rewrites = 0;
+    number();
     for (const auto& bucket : find()) {
-      if (bucket.size() < 2 || !context.may_rewrite()) continue;
-      join(bucket);
+      if (bucket.size() < 2) continue;
+      if (rewrites > 0) number();
+      const std::vector<const Node*> all(bucket.begin(), bucket.end());
+      const bool is_at_first = stands_at_first(all);
+      if ((!is_at_first && !stands_at_last(all)) || !context.may_rewrite()) continue;
+      join(bucket, is_at_first);
       ++rewrites;
     }
     return rewrites;
   }
 
- private:
   void number() {
+    places_.clear();
     for (Node& node : graph_.nodes) {
       if (node.is_erased()) continue;
-      if (is_border(&node)) border_ = static_cast<int>(places_.size());
+      if (is_border(&node)) {
+        border_ = static_cast<int>(places_.size());
+        num_tangents_ = node.outputs.size();
+      }
       places_[&node] = static_cast<int>(places_.size());
     }
   }
@@ -107,8 +122,11 @@ class Buckets {
       return value != nullptr && value->type.is_known() && ir::is_constant(*value->type.shape);
     };
     if (!has_constant_sizes(node.inputs[0]) || !has_constant_sizes(result)) return false;
+    // If gradients of some outputs do not come, those of some parameters do not, either, and a
+    // bucket would have numbers for them.
+    if (is_backward(node) && num_tangents_ > 1) return false;
     return result != nullptr && result->uses.size() == 1 && result->uses[0].node != nullptr &&
-           ops::is_wait(*result->uses[0].node) &&
+           ops::is_wait(*result->uses[0].node) && result->uses[0].node->outputs[0] != nullptr &&
            is_backward(*result->uses[0].node) == is_backward(node);
   }
 
@@ -165,8 +183,8 @@ class Buckets {
     });
   }
 
-  // The nodes before `place` that read a value, each after those that it reads. False if there are
-  // others than pure ones that lead to outputs alone.
+  // The nodes before `place` that read a value, or what others of them make. False if there are
+  // others than pure ones, or many.
   bool find_readers(const Value& value, const Node& place, std::vector<Node*>& readers) const {
     return std::all_of(value.uses.begin(), value.uses.end(), [&](const ir::Use& use) {
       if (use.node == nullptr || places_.at(use.node) > places_.at(&place)) return true;
@@ -180,9 +198,8 @@ class Buckets {
     });
   }
 
-  void join(const std::vector<Node*>& bucket) {
+  void join(const std::vector<Node*>& bucket, bool is_at_first) {
     const std::vector<const Node*> all(bucket.begin(), bucket.end());
-    const bool is_at_first = stands_at_first(all);
     Node& place = is_at_first ? *bucket.front() : *bucket.back();
     std::vector<Node*> makers;
     if (is_at_first) find_makers(all, makers);
@@ -220,6 +237,7 @@ class Buckets {
   const Costs costs_;
   std::unordered_map<const Node*, int> places_;
   int border_ = -1;
+  size_t num_tangents_ = 0;
 };
 
 }  // namespace

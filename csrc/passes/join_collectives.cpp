@@ -10,6 +10,7 @@
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/context.h"
+#include "passes/memory.h"
 
 #include <array>
 #include <optional>
@@ -47,12 +48,14 @@ std::optional<Summed> summed(const Value* value, const Node& reader) {
   return Summed{start, wait};
 }
 
-bool join(Graph& graph, Node& add, PassContext& context) {
+bool join(Graph& graph, Node& add, const SharedMemory& memory, PassContext& context) {
   if (!ir::is(&add, "Add") || add.inputs.size() != 2) return false;
   const auto first = summed(add.inputs[0], add), second = summed(add.inputs[1], add);
   if (!first || !second || first->start == second->start) return false;
   Value *a = first->start->inputs[0], *b = second->start->inputs[0];
   if (first->start->attrs != second->start->attrs || !(a->type == b->type)) return false;
+  // They are read later than before.
+  if (memory.is_written(a) || memory.is_written(b)) return false;
   if (!a->type.is_known() || !context.may_rewrite()) return false;
   ops::Writer write(graph, &add);
   const Node& sum = write.add({"", "Add"}, {a, b}, {ops::with_shape(a->type, a->type.shape)});
@@ -71,9 +74,10 @@ bool join(Graph& graph, Node& add, PassContext& context) {
 
 int join_collectives(Graph& graph, PassContext& context) {
   if (!ops::has_collectives(graph)) return 0;
+  const SharedMemory memory(graph);
   int rewrites = 0;
   for (Node& node : graph.nodes) {
-    if (!node.is_erased() && join(graph, node, context)) ++rewrites;
+    if (!node.is_erased() && join(graph, node, memory, context)) ++rewrites;
   }
   return rewrites;
 }

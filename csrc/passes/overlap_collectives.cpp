@@ -37,6 +37,8 @@ using ir::Value;
 constexpr double kLatency = 100;
 constexpr double kBytes = 1000;
 constexpr int kMostRounds = 16;
+// How many nodes are looked at on each side.
+constexpr int kWindow = 500;
 
 // Whether a result has a symbol in its sizes that no input binds.
 bool has_sizes_of_data(const Graph& graph) {
@@ -82,11 +84,13 @@ class Overlap {
  private:
   void find_needs() {
     order_.resize(nodes_.size());
+    places_.resize(nodes_.size());
+    marks_.assign(nodes_.size(), 0);
     int last_effect = -1;
     std::unordered_map<const Value*, std::vector<int>> readers;  // by root of written memory
     std::unordered_map<const Value*, int> last_writer;
     for (int at = 0; at < static_cast<int>(nodes_.size()); ++at) {
-      order_[at] = at;
+      order_[at] = places_[at] = at;
       const Node& node = *nodes_[at];
       const Node* start = ops::collective_of(node);
       const bool is_effect = start == nullptr && !ops::is_pure(node);
@@ -100,6 +104,7 @@ class Overlap {
         for (const Value* value : *list) {
           if (value == nullptr) continue;
           if (value->producer != nullptr) need(at, positions_.at(value->producer));
+          if (start == nullptr) need_waits(at, *value);
           if (!memory_.is_written(value)) continue;
           const Value* root = SharedMemory::root(value);
           if (const auto writer = last_writer.find(root); writer != last_writer.end())
@@ -114,14 +119,22 @@ class Overlap {
     }
   }
 
+  // What reads a result of a collective itself, after a wait for it, stays behind that.
+  void need_waits(int node, const Value& value) {
+    if (value.producer == nullptr || !ops::is_collective(*value.producer)) return;
+    for (const ir::Use& use : value.uses) {
+      if (use.node == nullptr || !ops::is_wait(*use.node)) continue;
+      if (const int wait = positions_.at(use.node); wait < node) need(node, wait);
+    }
+  }
+
   void need(int node, int other) {
     if (other >= 0 && other != node) needs_[node].push_back(other);
   }
 
-  bool needs_any(int node, const std::vector<int>& others) const {
-    return std::any_of(needs_[node].begin(), needs_[node].end(), [&](int other) {
-      return std::find(others.begin(), others.end(), other) != others.end();
-    });
+  bool needs_marked(int node) const {
+    return std::any_of(needs_[node].begin(), needs_[node].end(),
+                       [this](int other) { return marks_[other] == mark_; });
   }
 
   // What hides one collective may have stood between another one and its wait, which then finds
@@ -169,8 +182,14 @@ class Overlap {
 
   double bytes_of(const Value& value) const { return static_cast<double>(costs_.num_bytes(value)); }
 
-  int place(int node) const {
-    return static_cast<int>(std::find(order_.begin(), order_.end(), node) - order_.begin());
+  int place(int node) const { return places_[node]; }
+
+  // Puts nodes into the order, from a place on.
+  void put(int from, const std::vector<int>& nodes) {
+    for (const int node : nodes) {
+      places_[node] = from;
+      order_[from++] = node;
+    }
   }
 
   // The first node that waits for a collective of the same half; -1 if none does.
@@ -214,11 +233,12 @@ class Overlap {
   bool wait_later(int start, int wait, double seconds, int end) {
     double work = work_between(start, wait);
     std::vector<int> moved, staying = {wait};
-    const int first = place(wait);
-    int last = first + 1;
-    for (; last < end && work < seconds; ++last) {
-      const int node = order_[last];
-      if (is_ours(node) || is_claimed_[node] || needs_any(node, staying)) {
+    marks_[wait] = ++mark_;  // of what stays
+    const int first = place(wait), most = std::min(end, first + kWindow);
+    for (int at = first + 1; at < most && work < seconds; ++at) {
+      const int node = order_[at];
+      if (is_ours(node) || is_claimed_[node] || needs_marked(node)) {
+        marks_[node] = mark_;
         staying.push_back(node);
       } else {
         moved.push_back(node);
@@ -226,8 +246,8 @@ class Overlap {
       }
     }
     if (moved.empty()) return false;
-    std::copy(moved.begin(), moved.end(), order_.begin() + first);
-    std::copy(staying.begin(), staying.end(), order_.begin() + first + moved.size());
+    put(first, moved);
+    put(first + static_cast<int>(moved.size()), staying);
     return true;
   }
 
@@ -236,15 +256,15 @@ class Overlap {
     double work = work_between(start, wait);
     // Both from the last one to the first one.
     std::vector<int> moved, leading = {start};
-    std::vector<int> needed = needs_[start];
-    const int last = place(start);
+    ++mark_;  // of what leads to the start
+    for (const int other : needs_[start]) marks_[other] = mark_;
+    const int last = place(start), least = std::max(begin, last - kWindow);
     int first = last;
-    for (; first > begin && work < seconds; --first) {
+    for (; first > least && work < seconds; --first) {
       const int node = order_[first - 1];
-      const bool is_needed = std::find(needed.begin(), needed.end(), node) != needed.end();
-      if (is_needed || is_claimed_[node]) {
+      if (marks_[node] == mark_ || is_claimed_[node]) {
         leading.push_back(node);
-        needed.insert(needed.end(), needs_[node].begin(), needs_[node].end());
+        for (const int other : needs_[node]) marks_[other] = mark_;
       } else {
         moved.push_back(node);
         work += work_of(node);
@@ -253,8 +273,10 @@ class Overlap {
     // Other waits alone are no work.
     if (std::all_of(moved.begin(), moved.end(), [this](int node) { return is_ours(node); }))
       return false;
-    std::copy(leading.rbegin(), leading.rend(), order_.begin() + first);
-    std::copy(moved.rbegin(), moved.rend(), order_.begin() + first + leading.size());
+    std::reverse(leading.begin(), leading.end());
+    std::reverse(moved.begin(), moved.end());
+    put(first, leading);
+    put(first + static_cast<int>(leading.size()), moved);
     return true;
   }
 
@@ -266,7 +288,10 @@ class Overlap {
   int border_ = -1;
   std::vector<std::vector<int>> needs_;  // by node: those that must come before
   std::vector<int> order_;               // of the nodes, by their positions before
-  std::vector<bool> is_claimed_;         // by node: it hides a collective
+  std::vector<int> places_;              // by node: its place in the order
+  std::vector<int> marks_;               // by node: the last search that has marked it
+  int mark_ = 0;
+  std::vector<bool> is_claimed_;  // by node: it hides a collective
 };
 
 }  // namespace

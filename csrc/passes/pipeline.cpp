@@ -274,7 +274,7 @@ const std::vector<Pass>& pipeline() {
       // after all that look for single casts
       {.name = "join_casts", .run = join_casts, .is_for_gpus = true, .writes_engine_ops = true},
       // after join_collectives and fuse_regions: operands are what is left of both
-      {.name = "bucket_collectives", .run = bucket_collectives},
+      {.name = "bucket_collectives", .run = bucket_collectives, .rounds_elsewhere = true},
       // last: it only moves nodes, by the time that they take
       {.name = "overlap_collectives", .run = overlap_collectives},
   };

@@ -7,6 +7,7 @@
 #include "run/guard.h"
 #include "run/memory/delivery.h"
 #include "run/replay.h"
+#include "run/steps/collective.h"
 
 #include <c10/core/Allocator.h>
 
@@ -269,6 +270,7 @@ void BackwardRun::collect() {
 void BackwardRun::end() noexcept {
   if (!context_) return;
   watched_.clear();
+  if (!context_->in_flight.empty()) wait_for_all(*context_);
   context_->attach_scratch(nullptr);
   scratch_.give_back();
   if (!keep_ && (has_run_ || context_->spent)) {

@@ -1,7 +1,8 @@
 #include "run/context.h"
-
 #include "run/guard.h"
 #include "run/replay.h"
+#include "run/steps/collective.h"
+#include "run/steps/collective.h"
 #include "run/steps/view.h"
 
 #include <ATen/ops/from_blob.h>
@@ -162,6 +163,8 @@ void Context::release_all_but_kept() {
 }
 
 void Context::clear() {
+  // Others read and write this memory until then.
+  if (!in_flight.empty()) wait_for_all(*this);
   let_go_of_views();
   for (int slot : binding->transient) slots[slot].reset();
   unbacked_symbols.clear();

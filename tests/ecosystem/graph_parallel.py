@@ -103,6 +103,35 @@ def run(case: Case, rank: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+
+def uneven(rank: int) -> float:
+    """Train layers whose parts are larger on one rank, and empty on some."""
+    nets = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        nets.append(nn.Sequential(nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3), nn.Linear(3, 1)))
+    for part in (*nets[0], nets[0]):
+        fully_shard(part)
+    call = torch.compile(torch_ort.parallel.shard(nets[1]), backend="ort", fullgraph=True)
+    worst = 0.0
+    for step in range(3):
+        torch.manual_seed(10 * rank + step)
+        x = torch.randn(4, 6)
+        for net, run in zip(nets, (nets[0], call), strict=True):
+            net.zero_grad()
+            run(x).square().mean().backward()
+        for mine, theirs in zip(*(net.parameters() for net in nets), strict=True):
+            want, got = whole(mine.grad), whole(theirs.grad)
+            worst = max(worst, ((want - got).norm() / want.norm()).item())
+    assert torch_ort.counters()["fallbacks"] == 0
+    return worst
+
+
 def refusals() -> list[str]:
     """Give what is said of modules that cannot be changed."""
     mesh = init_device_mesh("cpu", (1, dist.get_world_size()))
@@ -114,6 +143,8 @@ def refusals() -> list[str]:
         lambda: torch_ort.parallel.shard(
             torch_ort.parallel.replicate(nn.Sequential(nn.Linear(4, 4)))
         ),
+        lambda: torch_ort.parallel.shard(Scaled()),
+        lambda: torch_ort.parallel.shard(nn.LSTM(4, 4)),
     ):
         try:
             call()
@@ -128,6 +159,7 @@ def main() -> None:
     store = dist.FileStore(str(Path(folder) / "store"), int(ranks))
     dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(ranks))
     found: dict[str, Any] = {name: run(CASES[name], int(rank)) for name in names}
+    found["uneven"] = uneven(int(rank))
     found["refusals"] = refusals()
     torch.save(found, Path(folder) / f"rank_{rank}.pt")
 

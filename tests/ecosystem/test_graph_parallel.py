@@ -67,7 +67,15 @@ def test_gathered_parameters_are_not_held(results_of) -> None:
 
 def test_what_is_refused(results_of) -> None:
     for of_rank in results_of(2):
-        mesh, twice, inside = of_rank["refusals"]
+        mesh, twice, inside, scalar, recurrent = of_rank["refusals"]
         assert "mesh: got 2 dims, want 1; pass one of its dims" in mesh
         assert "parameter 'weight': got a DTensor, want a plain tensor" in twice
         assert "module '0': shard or replicate has changed it already" in inside
+        assert "parameter 'scale': got 0 dims, want 1 or more" in scalar
+        assert "got a recurrent layer, which keeps its parameters in lists of its own" in recurrent
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_parts_of_different_sizes(ranks: int, results_of) -> None:
+    for of_rank in results_of(ranks):
+        assert of_rank["uneven"] <= 1e-5

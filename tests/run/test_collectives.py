@@ -148,6 +148,40 @@ def test_training_with_gathered_weights(
     assert counters["collectives"] == 4 * of_each_step
 
 
+def test_results_that_are_read_themselves(group: LateGroup) -> None:
+    def read_behind(x: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        flying = start("all_reduce", x * 2, "sum")
+        wait(flying)
+        second = start("all_gather_into_tensor", other, 2)
+        return flying + 1, wait(second).exp(), work(other)
+
+    def waited_twice(x: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        flying = start("all_reduce", x * 2, "sum")
+        return wait(flying).exp(), wait(flying).tanh()
+
+    def returned(x: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+        flying = start("all_reduce", x * 2, "sum")
+        return flying, wait(flying).exp()
+
+    for function in (read_behind, waited_twice, returned):
+        call = torch.compile(function, backend="ort", fullgraph=True)
+        for _ in range(2):
+            x, other = torch.randn(32, 32) / 8, torch.randn(32, 32)
+            for got, want in zip(call(x, other), function(x, other), strict=True):
+                torch.testing.assert_close(got, want)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_a_wait_for_nothing(group: LateGroup) -> None:
+    def function(x: Tensor, other: Tensor) -> Tensor:
+        waited = wait(x * 2)
+        return work(other) + waited
+
+    call = torch.compile(function, backend="ort", fullgraph=True)
+    x, other = torch.randn(32, 32), torch.randn(32, 32)
+    torch.testing.assert_close(call(x, other), function(x, other))
+
+
 def test_the_caller_waits(group: LateGroup) -> None:
     def function(x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
         return start("all_gather_into_tensor", torch.sigmoid(x) * 2, 2), work(other)

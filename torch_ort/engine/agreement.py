@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -33,31 +34,112 @@ _agreed: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 _rounds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-def agree(groups: Mapping[str, Any], capture: Callable[[], T], programs: Sequence[Program]) -> T:
-    """Capture, which fills `programs`, and agree with all ranks of the groups that all have.
+# These decide by what one rank sees, such as the pads of a shard that is smaller than others.
+_BY_RANK = ("gather_again", "join_collectives", "bucket_collectives", "overlap_collectives")
 
-    Raises what `capture` raises, Unsupported if another rank cannot capture, and UserError if the
-    ranks have different collectives or do not all capture.
+
+def agree(
+    groups: dict[str, Any], capture: Callable[[], T], state: Any
+) -> T:  # fmt: skip
+    """Capture, which fills `state.programs`, and agree with all ranks of the groups that all have.
+
+    Where the ranks communicate differently after the passes, all capture again without those that
+    move and join collectives. Raises what `capture` raises, Unsupported if another rank cannot
+    capture, and UserError if the ranks have different collectives or do not all capture.
     """
+    result = _agree_once(groups, capture, state)
+    if result is not None:
+        return result[0]
+    state.programs.clear()
+    state.options = replace(state.options, disable=(*state.options.disable, *_BY_RANK))
+    result = _agree_once(groups, capture, state)
+    if result is None:
+        first = next(iter(groups.values()))
+        with _naming(first):
+            raise _C.UserError(
+                f"rank {first.rank()} and others have captured graphs that communicate "
+                "differently; all ranks of a group must call the same compiled functions with the "
+                "same sizes, and under the same conditions"
+            )
+    return result[0]
+
+
+def _agree_once(
+    groups: dict[str, Any], capture: Callable[[], T], state: Any
+) -> tuple[T] | None:  # fmt: skip
+    """Capture and agree; None if the ranks communicate differently."""
+    error: Exception | None = None
     try:
         result = capture()
-    except Exception as error:
-        if not passes_through(error):
-            words = next(iter(str(error).splitlines()), "") or type(error).__name__
-            for group in groups.values():
-                _tell_and_wait(group, _FAILED + words)
-        raise
+    except Exception as raised:
+        if not groups or passes_through(raised):
+            raise
+        error = raised
+    else:
+        groups |= ranks.groups_named(names_of(state.programs))
+        state.communicates = bool(names_of(state.programs))
+        if not state.communicates or _are_known(groups, state.programs):
+            return (result,)
+    words = _FAILED + (_first_line(error)) if error is not None else ""
+    told: dict[str, list[str]] = {}
+    # What a rank of one group tells reaches the ranks of its other groups in the next round.
+    for _ in groups:
+        for name, group in groups.items():
+            told[name] = _tell_and_wait(group, words or digest_of(state.programs, name))
+            words = words or next((each for each in told[name] if each.startswith(_FAILED)), "")
+    if error is not None:
+        raise error
+    if words:
+        _raise_for_other(told)
+    is_same = all(len(set(each)) == 1 for each in told.values())
+    # A difference in one group is one in all.
+    for _ in groups:
+        for group in groups.values():
+            heard = _tell_and_wait(group, "same" if is_same else "different")
+            is_same = set(heard) == {"same"}
+    if not is_same:
+        return None
     for name, group in groups.items():
-        digest = digest_of(programs, name)
-        if digest not in _agreed.setdefault(group, set()):
-            _check(group, digest)
-            _agreed[group].add(digest)
-    return result
+        _agreed.setdefault(group, set()).add(digest_of(state.programs, name))
+    return (result,)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
+def _are_known(groups: Mapping[str, Any], programs: Sequence[Program]) -> bool:
+    """Tell whether the ranks have agreed on all collectives of graphs before."""
+    return all(
+        digest_of(programs, name) in _agreed.get(group, ()) for name, group in groups.items()
+    )
+
+
+def _raise_for_other(told: Mapping[str, Sequence[str]]) -> None:
+    """Raise Unsupported, since another rank has failed."""
+    for name, each in told.items():
+        for rank, words in enumerate(each):
+            if words.startswith(_FAILED):
+                raise _C.Unsupported(
+                    f"rank {rank} of group '{name}' cannot capture this graph, so that all run it "
+                    f"in eager PyTorch: {words.removeprefix(_FAILED)}"
+                )
 
 
 def forget() -> None:
     """Forget what has been agreed on; the ranks do so together, when compiled code is reset."""
     _agreed.clear()
+
+
+def names_of(programs: Sequence[Program]) -> list[str]:
+    """Name the groups that graphs communicate in."""
+    found = {
+        node["attrs"]["group_name"]
+        for program in programs
+        for node in program.graph.nodes()
+        if "group_name" in node["attrs"]
+    }
+    return sorted(found)
 
 
 def collectives_of(programs: Sequence[Program], group: str) -> list[str]:
@@ -120,24 +202,6 @@ def _tell_and_wait(group: Any, words: str) -> list[str]:
                 "of a group must call the same compiled functions with the same sizes"
             ) from None
     return [store.get(key).decode() for key in keys]
-
-
-def _check(group: Any, digest: str) -> None:
-    told = _tell_and_wait(group, digest)
-    for rank, words in enumerate(told):
-        if words.startswith(_FAILED):
-            raise _C.Unsupported(
-                f"rank {rank} of group '{group.group_name}' cannot capture this graph, so that all "
-                f"run it in eager PyTorch: {words.removeprefix(_FAILED)}"
-            )
-    other = next((rank for rank, words in enumerate(told) if words != digest), None)
-    if other is not None:
-        with _naming(group):
-            raise _C.UserError(
-                f"rank {group.rank()} and rank {other} have captured graphs that communicate "
-                "differently; all ranks of a group must call the same compiled functions with the "
-                "same sizes, and under the same conditions"
-            )
 
 
 def _is_there(store: Any, key: str) -> bool:

@@ -36,6 +36,12 @@ def groups_in(module: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
     return {name: groups[name] for name in sorted(groups) if groups[name].size() > 1}
 
 
+def groups_named(names: Sequence[str]) -> dict[str, Any]:
+    """Give the process groups of several ranks that have some names."""
+    groups = {name: _resolve_process_group(name) for name in names}
+    return {name: group for name, group in groups.items() if group.size() > 1}
+
+
 def _meshes(inputs: Sequence[Any]) -> Iterator[Any]:
     tensors = sys.modules.get("torch.distributed.tensor")  # imported by who has such tensors
     if tensors is None:

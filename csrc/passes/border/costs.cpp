@@ -109,7 +109,8 @@ double Costs::to_compute(const Node& node) const {
 }
 
 double Costs::to_run(const Node& node) const {
-  if (is_free(node)) return 0;
+  const bool has_result = !node.outputs.empty() && node.outputs[0] != nullptr;
+  if (is_free(node) || (!has_result && node.inputs[0] == nullptr)) return 0;
   double moving = 0;
   for (const auto* list : {&node.inputs, &node.outputs}) {
     for (const Value* value : *list) moving += value == nullptr ? 0 : to_move(*value);

@@ -87,7 +87,7 @@ class Gathering {
       nodes.push_back(maker);
       value = maker->inputs[0];
     }
-    return !memory_.is_written(value) || value->producer == nullptr;
+    return !memory_.is_written(value);
   }
 
   bool is_read_by_backward(const Value& value) const {

@@ -80,21 +80,24 @@ std::unique_ptr<BoundStep> StartStep::bind(Binder& binder) const {
   return std::make_unique<BoundStart>(*this, binder);
 }
 
-// The result is the tensor that it waits for, which nothing else reads: to the plan it is another
-// one, that may be returned and saved as any other.
+// The result is the tensor that it waits for. To the plan it is another one, that may be returned
+// and saved as any other; it may be overwritten if nothing else reads what was waited for.
 struct WaitStep : OperatorStep {
   int flying;
   std::vector<int> held;  // slots of what the collective reads meanwhile
+  bool is_alone;          // nothing else reads what it waits for
 
   WaitStep(const CallSite& site, const c10::OperatorHandle& op, const ir::Node& start)
-      : OperatorStep(site, op, site.call.args), flying(args.at(0).slots.at(0)) {
+      : OperatorStep(site, op, site.call.args),
+        flying(args.at(0).slots.at(0)),
+        is_alone(site.call.node->inputs[0]->uses.size() == 1) {
     for (const ir::Value* operand : start.inputs) {
       if (operand != nullptr) held.push_back(site.slot(operand));
     }
   }
 
   const char* form() const override { return "wait"; }
-  bool gives_up_results() const override { return true; }
+  bool gives_up_results() const override { return is_alone; }
   std::vector<int> reads() const override {
     std::vector<int> slots = held;
     slots.push_back(flying);

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "ops/aten.h"
+#include "ops/collective.h"
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/memory/owned.h"
@@ -51,7 +52,8 @@ struct BoundFunctional : BoundCall<FunctionalStep> {
 FunctionalStep::FunctionalStep(const CallSite& site, const c10::OperatorHandle& called)
     : OperatorStep(site, called, site.call.args),
       may_give_argument(
-          called.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {}
+          called.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+          site.call.op == ops::kWaitTensor) {}
 
 bool FunctionalStep::gives_up_results() const { return ops::is_pytorchs(op.operator_name().name); }
 

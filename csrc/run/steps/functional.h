@@ -9,7 +9,8 @@ namespace torch_ort::run {
 
 struct FunctionalStep : OperatorStep {
   // Set for an operator that is composed of others: its result may be an argument, or a view of
-  // one, although its schema does not say so.
+  // one, although its schema does not say so. A wait for what no collective of the graph has
+  // started gives its argument.
   bool may_give_argument;
 
   FunctionalStep(const CallSite& site, const c10::OperatorHandle& op);
