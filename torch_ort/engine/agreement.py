@@ -3,7 +3,8 @@
 All ranks of a group must start the same collectives in the same order, or they wait for each other
 for ever. So each rank tells the others, through the store of the group, which collectives its graph
 has, or why it has none, and goes on when all have told: if one cannot capture the graph, all run it
-in eager PyTorch. No collective is needed for that, and nothing happens in later calls.
+in eager PyTorch, and if they communicate differently, all capture again without the passes that
+move and join collectives. No collective is needed for that, and nothing happens in later calls.
 
 A rank that captures alone, since only its inputs have changed, finds that the ranks have agreed on
 these collectives before, and goes on at once. If they have not, the others never tell, and it
