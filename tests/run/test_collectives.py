@@ -36,7 +36,7 @@ def wait(x: Tensor) -> Tensor:
 def work(x: Tensor) -> Tensor:
     """Compute beside what is in flight, in memory that could be that of an operand."""
     for _ in range(3):
-        x = torch.tanh(x @ x) * 3 + 1
+        x = torch.tanh(x @ x / 8) + 0.1
     return x
 
 
