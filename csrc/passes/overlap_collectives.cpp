@@ -161,9 +161,9 @@ class Overlap {
       const int wait = first_wait(start, begin, end);
       if (wait < 0) continue;
       if (work_between(start, wait) < seconds && context.may_rewrite()) {
-        const bool is_moved =
-            wait_later(start, wait, seconds, end) | start_earlier(start, wait, seconds, begin);
-        if (is_moved)
+        const bool waits_later = wait_later(start, wait, seconds, end);
+        const bool starts_earlier = start_earlier(start, wait, seconds, begin);
+        if (waits_later || starts_earlier)
           ++rewrites;
         else
           context.did_not_rewrite();

@@ -1,7 +1,7 @@
 #include "run/context.h"
+
 #include "run/guard.h"
 #include "run/replay.h"
-#include "run/steps/collective.h"
 #include "run/steps/collective.h"
 #include "run/steps/view.h"
 
