@@ -167,7 +167,7 @@ const std::vector<Pass>& pipeline() {
       // after recompute_tagged: views that it recomputes need no second view
       {.name = "replay_views", .run = replay_views, .is_needed = true, .moves_border = true},
       // after replay_views: backward has views of its own of what is gathered
-      {.name = "gather_again", .run = gather_again, .moves_border = true},
+      {.name = "gather_again", .run = gather_again, .moves_border = true, .decides_by_rank = true},
       // after all that look for a whole dropout; before expand_composites, which draws by the same
       // kernel on all devices
       {.name = "draw_as_eager",
@@ -206,6 +206,7 @@ const std::vector<Pass>& pipeline() {
       {.name = "join_collectives",
        .run = join_collectives,
        .rounds_elsewhere = true,
+       .decides_by_rank = true,
        .not_with = "emulate_eager_casts"},
       // after channels_last, which expects the gradient of a convolution as one node
       {.name = "split_convolutions", .run = split_convolutions},
@@ -274,7 +275,10 @@ const std::vector<Pass>& pipeline() {
       // after all that look for single casts
       {.name = "join_casts", .run = join_casts, .is_for_gpus = true, .writes_engine_ops = true},
       // after join_collectives and fuse_regions: operands are what is left of both
-      {.name = "bucket_collectives", .run = bucket_collectives, .rounds_elsewhere = true},
+      {.name = "bucket_collectives",
+       .run = bucket_collectives,
+       .rounds_elsewhere = true,
+       .decides_by_rank = true},
       // last: it only moves nodes, by the time that they take
       {.name = "overlap_collectives", .run = overlap_collectives},
   };

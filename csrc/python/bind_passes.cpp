@@ -239,6 +239,7 @@ void bind_passes(py::module_& module) {
       .def_readonly("for_regions", &passes::Pass::for_regions)
       .def_readonly("rounds_elsewhere", &passes::Pass::rounds_elsewhere)
       .def_readonly("adds_to_budget", &passes::Pass::adds_to_budget)
+      .def_readonly("decides_by_rank", &passes::Pass::decides_by_rank)
       .def_readonly("own_kernels", &passes::Pass::own_kernels)
       .def_readonly("needs_products", &passes::Pass::needs_products)
       .def_readonly("needs_region_kernels", &passes::Pass::needs_region_kernels)

@@ -4,7 +4,7 @@ All ranks of a group must start the same collectives in the same order, or they 
 for ever. So each rank tells the others, through the store of the group, which collectives its graph
 has, or why it has none, and goes on when all have told: if one cannot capture the graph, all run it
 in eager PyTorch, and if they communicate differently, all capture again without the passes that
-move and join collectives. No collective is needed for that, and nothing happens in later calls.
+repeat and join collectives. No collective is needed for that, and nothing happens in later calls.
 
 A rank that captures alone, since only its inputs have changed, finds that the ranks have agreed on
 these collectives before, and goes on at once. If they have not, the others never tell, and it
@@ -35,24 +35,19 @@ _agreed: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 _rounds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-# These decide by what one rank sees, such as the pads of a shard that is smaller than others.
-_BY_RANK = ("gather_again", "join_collectives", "bucket_collectives", "overlap_collectives")
-
-
-def agree(
-    groups: dict[str, Any], capture: Callable[[], T], state: Any
-) -> T:  # fmt: skip
+def agree(groups: dict[str, Any], capture: Callable[[], T], state: Any) -> T:
     """Capture, which fills `state.programs`, and agree with all ranks of the groups that all have.
 
-    Where the ranks communicate differently after the passes, all capture again without those that
-    move and join collectives. Raises what `capture` raises, Unsupported if another rank cannot
-    capture, and UserError if the ranks have different collectives or do not all capture.
+    Where the ranks communicate differently after the passes, since some decide by what one rank
+    sees, all capture again without those. Raises what `capture` raises, Unsupported if another rank
+    cannot capture, and UserError if the ranks have different collectives or do not all capture.
     """
     result = _agree_once(groups, capture, state)
     if result is not None:
         return result[0]
     state.programs.clear()
-    state.options = replace(state.options, disable=(*state.options.disable, *_BY_RANK))
+    by_rank = (each.name for each in _C.passes() if each.decides_by_rank)
+    state.options = replace(state.options, disable=(*state.options.disable, *by_rank))
     result = _agree_once(groups, capture, state)
     if result is None:
         first = next(iter(groups.values()))
