@@ -40,8 +40,8 @@ struct Pass {
   // It makes tensors that are held for backward beside what a memory budget has counted
   // (BudgetReport::list_bytes).
   bool adds_to_budget = false;
-  // It decides about communication by what one rank sees, such as the pads of a part that is smaller
-  // than those of other ranks.
+  // It decides about communication by what one rank sees, such as the pads of a part that is
+  // smaller than those of other ranks.
   bool decides_by_rank = false;
   // What the engine runs by kernels of its own because of it, in the words of the log.
   const char* own_kernels = nullptr;
