@@ -1,5 +1,7 @@
 #include "ops/collective.h"
 
+#include "ops/aten.h"
+
 #include <algorithm>
 #include <array>
 
@@ -18,20 +20,15 @@ constexpr std::array<std::string_view, 8> kStarting = {
     "_c10d_functional::reduce_scatter_tensor_coalesced",
 };
 
-std::string operator_of(const ir::Node& node) {
-  if (!ir::is(&node, "ATen", ir::kAtenDomain)) return "";
-  return ir::string_attr(node.attrs, "operator", "");
-}
-
 }  // namespace
 
 bool starts_collective(std::string_view op) {
   return std::find(kStarting.begin(), kStarting.end(), op) != kStarting.end();
 }
 
-bool is_collective(const ir::Node& node) { return starts_collective(operator_of(node)); }
+bool is_collective(const ir::Node& node) { return starts_collective(key_of(node)); }
 
-bool is_wait(const ir::Node& node) { return operator_of(node) == kWaitTensor; }
+bool is_wait(const ir::Node& node) { return key_of(node) == kWaitTensor; }
 
 bool has_collectives(const ir::Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(),

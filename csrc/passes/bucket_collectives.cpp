@@ -8,6 +8,7 @@
 // those of a captured call may differ between ranks, which would then communicate differently.
 
 #include "ir/edit.h"
+#include "ops/aten.h"
 #include "ops/collective.h"
 #include "ops/op.h"
 #include "ops/writer.h"
@@ -116,7 +117,7 @@ class Buckets {
   // Whether a node has a coalesced form, constant sizes, and one wait for its result.
   bool is_one(const Node& node) const {
     if (!ops::is_collective(node)) return false;
-    if (coalesced(ir::string_attr(node.attrs, "operator", "")).empty()) return false;
+    if (coalesced(ops::key_of(node)).empty()) return false;
     const Value* result = node.outputs.size() == 1 ? node.outputs[0] : nullptr;
     const auto has_constant_sizes = [](const Value* value) {
       return value != nullptr && value->type.is_known() && ir::is_constant(*value->type.shape);
@@ -211,7 +212,7 @@ class Buckets {
       types.push_back(each->outputs[0]->type);
     }
     ir::Attrs attrs = bucket.front()->attrs;
-    attrs["operator"] = coalesced(ir::string_attr(attrs, "operator", ""));
+    attrs["operator"] = coalesced(ops::key_of(*bucket.front()));
     attrs["tensor_args"] = std::vector<std::string>{"inputs:" + std::to_string(bucket.size())};
     ops::Writer write(graph_, &place);
     Node& start =

@@ -6,6 +6,7 @@
 // if nothing else reads what is summed; the sum stands where both results were added.
 
 #include "ir/edit.h"
+#include "ops/aten.h"
 #include "ops/collective.h"
 #include "ops/shapes.h"
 #include "ops/writer.h"
@@ -40,7 +41,7 @@ std::optional<Summed> summed(const Value* value, const Node& reader) {
   if (ops::collective_of(*wait) == nullptr) return std::nullopt;
   Node* start = wait->inputs[0]->producer;
   if (start->inputs.size() != 1 || only_reader(start->outputs[0]) != wait) return std::nullopt;
-  const std::string op = ir::string_attr(start->attrs, "operator", "");
+  const std::string op = ops::key_of(*start);
   const std::string reduction = ir::string_attr(start->attrs, "reduce_op", "");
   const bool is_linear =
       op == "_c10d_functional::all_reduce" || op == "_c10d_functional::reduce_scatter_tensor";

@@ -7,6 +7,7 @@
 // other collective is repeated: that of an all_gather alone is less work than holding its result.
 
 #include "ir/edit.h"
+#include "ops/aten.h"
 #include "ops/collective.h"
 #include "ops/op.h"
 #include "passes/border/mover.h"
@@ -35,11 +36,8 @@ class Gathering {
 
   bool repeat(Node& wait, PassContext& context) {
     const Node* start = ops::collective_of(wait);
-    if (start == nullptr || ir::string_attr(start->attrs, "operator", "") != kAllGather)
-      return false;
-    const bool is_asked =
-        start->recompute == "must_recompute" || start->recompute == "prefer_recompute";
-    if (!is_asked || memory_.leaves(wait.outputs[0])) return false;
+    if (start == nullptr || ops::key_of(*start) != kAllGather) return false;
+    if (!asks_recompute(*start) || memory_.leaves(wait.outputs[0])) return false;
     views_.clear();
     first_ = nullptr;
     find_readers(*wait.outputs[0]);

@@ -11,6 +11,10 @@ namespace torch_ort::passes {
 using ir::Node;
 using ir::Value;
 
+bool asks_recompute(const Node& node) {
+  return node.recompute == "must_recompute" || node.recompute == "prefer_recompute";
+}
+
 Node& Mover::copy(const Node& node, Node& before) {
   std::vector<Value*> inputs;
   for (Value* input : node.inputs) inputs.push_back(current(input));

@@ -8,6 +8,9 @@
 
 namespace torch_ort::passes {
 
+// Whether torch.utils.checkpoint asks for a node to be run again in backward.
+bool asks_recompute(const ir::Node& node);
+
 class Mover {
  public:
   explicit Mover(ir::Graph& graph) : graph_(graph) {}

@@ -26,10 +26,6 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-bool asks_recompute(const Node& node) {
-  return node.recompute == "must_recompute" || node.recompute == "prefer_recompute";
-}
-
 // The ratio of a dropout that is in training and whose ratio is a constant.
 std::optional<double> dropout_ratio(const Node& node) {
   if (!ir::is(&node, "Dropout") || node.inputs.size() < 2 || node.outputs.size() < 2) return {};

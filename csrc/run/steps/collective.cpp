@@ -47,14 +47,11 @@ struct BoundStart : BoundCall<StartStep> {
   using BoundCall::BoundCall;
 
   void run(Context& context, StepCounts& counts) const override {
+    of.is_waited_for ? of.call(context, args) : call_with_copies(context);
+    of.store_results(context);
     if (of.is_waited_for) {
-      of.call(context, args);
-      of.store_results(context);
       const Clock::time_point now = Clock::now();
       for (int slot : of.outputs) context.in_flight.push_back({context.slots[slot], now});
-    } else {
-      call_with_copies(context);
-      of.store_results(context);
     }
     ++counts.functional;
     counters().collectives.fetch_add(1, std::memory_order_relaxed);
