@@ -69,7 +69,7 @@ def shard(
             return checkpoint(gather, part, use_reentrant=False)
         return gather(part)
 
-    for parameter in _parameters(module):
+    for parameter in list(module.parameters()):
         split = distribute_tensor(parameter.data, mesh, [Shard(0)])
         _replace(module, parameter, nn.Parameter(split, parameter.requires_grad))
     _read_by(module, read)
@@ -94,7 +94,7 @@ def replicate(module: M, mesh: DeviceMesh | None = None) -> M:
     """
     mesh = _mesh_of(module, mesh)
     group = mesh.get_group()
-    for tensor in (*_parameters(module), *module.buffers()):
+    for tensor in (*module.parameters(), *module.buffers()):
         dist.broadcast(tensor.data, group=group, group_src=0)
 
     def read(parameter: Tensor) -> Tensor:
@@ -156,10 +156,6 @@ def _mesh_of(module: nn.Module, mesh: DeviceMesh | None) -> DeviceMesh:
 
 class _Parallel:
     """Marks classes of modules that communicate where they read their parameters."""
-
-
-def _parameters(module: nn.Module) -> list[nn.Parameter]:
-    return list(module.parameters())
 
 
 def _owners(module: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:

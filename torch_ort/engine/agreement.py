@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch_ort import _C
@@ -28,7 +27,6 @@ from torch_ort.pytorch.dynamo_compat import passes_through
 
 T = TypeVar("T")
 
-_PREFIX = "torch_ort"
 _FAILED = "failed: "
 # By group: what the ranks have agreed on, and how often they have told each other.
 _agreed: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -51,12 +49,12 @@ def agree(groups: dict[str, Any], capture: Callable[[], T], state: Any) -> T:
     result = _agree_once(groups, capture, state)
     if result is None:
         first = next(iter(groups.values()))
-        with _naming(first):
-            raise _C.UserError(
-                f"rank {first.rank()} and others have captured graphs that communicate "
-                "differently; all ranks of a group must call the same compiled functions with the "
-                "same sizes, and under the same conditions"
-            )
+        _refuse(
+            first,
+            f"rank {first.rank()} and others have captured graphs that communicate differently; "
+            "all ranks of a group must call the same compiled functions with the same sizes, and "
+            "under the same conditions",
+        )
     return result[0]
 
 
@@ -65,6 +63,7 @@ def _agree_once(
 ) -> tuple[T] | None:  # fmt: skip
     """Capture and agree; None if the ranks communicate differently."""
     error: Exception | None = None
+    digests: dict[str, str] = {}
     try:
         result = capture()
     except Exception as raised:
@@ -72,16 +71,19 @@ def _agree_once(
             raise
         error = raised
     else:
-        groups |= ranks.groups_named(names_of(state.programs))
-        state.communicates = bool(names_of(state.programs))
-        if not state.communicates or _are_known(groups, state.programs):
+        names = names_of(state.programs)
+        groups |= ranks.groups_named(names)
+        state.communicates = bool(names)
+        digests = {name: digest_of(state.programs, name) for name in groups}
+        is_known = all(digests[name] in _agreed.get(group, ()) for name, group in groups.items())
+        if not state.communicates or is_known:
             return (result,)
     words = _FAILED + (_first_line(error)) if error is not None else ""
     told: dict[str, list[str]] = {}
     # What a rank of one group tells reaches the ranks of its other groups in the next round.
     for _ in groups:
         for name, group in groups.items():
-            told[name] = _tell_and_wait(group, words or digest_of(state.programs, name))
+            told[name] = _tell_and_wait(group, words or digests[name])
             words = words or next((each for each in told[name] if each.startswith(_FAILED)), "")
     if error is not None:
         raise error
@@ -96,19 +98,12 @@ def _agree_once(
     if not is_same:
         return None
     for name, group in groups.items():
-        _agreed.setdefault(group, set()).add(digest_of(state.programs, name))
+        _agreed.setdefault(group, set()).add(digests[name])
     return (result,)
 
 
 def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
-def _are_known(groups: Mapping[str, Any], programs: Sequence[Program]) -> bool:
-    """Tell whether the ranks have agreed on all collectives of graphs before."""
-    return all(
-        digest_of(programs, name) in _agreed.get(group, ()) for name, group in groups.items()
-    )
 
 
 def _raise_for_other(told: Mapping[str, Sequence[str]]) -> None:
@@ -138,18 +133,14 @@ def names_of(programs: Sequence[Program]) -> list[str]:
     return sorted(found)
 
 
-def collectives_of(programs: Sequence[Program], group: str) -> list[str]:
-    """Describe the collectives of graphs among the ranks of a group, in their order."""
-    return [line for program in programs for line in _lines(program, group)]
-
-
 def digest_of(programs: Sequence[Program], group: str) -> str:
     """Give a digest that is equal on ranks that communicate alike."""
-    text = "\n".join(collectives_of(programs, group))
+    text = "\n".join(line for program in programs for line in _lines(program, group))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _lines(program: Program, group: str) -> Iterator[str]:
+    """Describe the collectives of a graph among the ranks of a group, in their order."""
     types = program.graph.types()
     for node in program.graph.nodes():
         attributes = node["attrs"]
@@ -167,37 +158,31 @@ def _lines(program: Program, group: str) -> Iterator[str]:
         yield f"{operator} {given} {rest}"
 
 
-@contextmanager
-def _naming(group: Any) -> Iterator[None]:
+def _refuse(group: Any, words: str) -> NoReturn:
+    """Raise UserError, under every fallback policy."""
     with asked_for():
-        try:
-            yield
-        except _C.UserError as error:
-            raise _C.UserError(f"ranks of group '{group.group_name}': {error}") from None
-
-
-def _key(number: int, rank: int) -> str:
-    return f"{_PREFIX}/{number}/{rank}"
+        raise _C.UserError(f"ranks of group '{group.group_name}': {words}")
 
 
 def _tell_and_wait(group: Any, words: str) -> list[str]:
     """Tell the other ranks something; give what each has told."""
     number = _rounds[group] = _rounds.get(group, 0) + 1
     store = ranks.store_of(group)
-    keys = [_key(number, rank) for rank in range(group.size())]
+    keys = [f"torch_ort/{number}/{rank}" for rank in range(group.size())]
     store.set(keys[group.rank()], words)
     timeout = ranks.timeout_of(group)
     try:
         store.wait(keys, timeout)
     except Exception:  # of a timeout, or because the rank that has the store is gone
         late = [rank for rank, key in enumerate(keys) if not _is_there(store, key)]
-        with _naming(group):
-            raise _C.UserError(
-                f"rank {group.rank()} captures a graph that communicates, and rank "
-                f"{', '.join(map(str, late))} does not within {timeout}; all ranks "
-                "of a group must call the same compiled functions with the same sizes"
-            ) from None
-    return [store.get(key).decode() for key in keys]
+    else:
+        return [store.get(key).decode() for key in keys]
+    _refuse(
+        group,
+        f"rank {group.rank()} captures a graph that communicates, and rank "
+        f"{', '.join(map(str, late))} does not within {timeout}; all ranks of a group must call "
+        "the same compiled functions with the same sizes",
+    )
 
 
 def _is_there(store: Any, key: str) -> bool:
