@@ -19,7 +19,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -60,7 +60,7 @@ class Row:
     pytorch: list[float]
     onednn: list[float]  # empty: not asked for
     is_preferred: bool
-    peak: float  # operations a second
+    peak: float  # operations a second; the fastest that was measured beside any product
 
     @property
     def flops(self) -> int:
@@ -118,7 +118,7 @@ def matrix(batch: int, rows: int, columns: int, form: str, dtype: torch.dtype) -
 
 def measure(
     shape: tuple[int, int, int, int], form: str, dtype: torch.dtype, isa: str, turns: int,
-    peak: float, onednn: OneDnn | None = None, least_bytes: int = 0,
+    onednn: OneDnn | None = None, least_bytes: int = 0,
 ) -> Row:  # fmt: skip
     """Measure a product of as many factors, one after the other, as have `least_bytes` together."""
     batch, m, k, n = shape
@@ -152,6 +152,7 @@ def measure(
             run()
         once = max(time.perf_counter() - start, 1e-7)
         repetitions.append(max(1, int(TURN_SECONDS / once)))
+    peak = _C.measure_peak(str(dtype).removeprefix("torch."), isa)
     for turn in range(turns):
         for i, (runs, seconds) in list(enumerate(sides))[:: 1 if turn % 2 == 0 else -1]:
             start = time.perf_counter()
@@ -232,11 +233,13 @@ def main(arguments: Sequence[str]) -> int:
     least_bytes = COLD_BYTES if options.cold else 0
     for threads in options.threads:
         torch.set_num_threads(threads)
-        peak = _C.measure_peak(options.dtype, options.isa)
         rows = [
-            measure(shape, form, dtype, options.isa, options.turns, peak, onednn, least_bytes)
+            measure(shape, form, dtype, options.isa, options.turns, onednn, least_bytes)
             for *shape, form in wanted
         ]
+        # What else runs on the processor slows each of these measurements too.
+        peak = max(row.peak for row in rows)
+        rows = [replace(row, peak=peak) for row in rows]
         isa = options.isa or _C.isa_names()[-1]
         title = f"{options.dtype}, {isa}, threads: {threads}; peak {peak / 1e9:.0f} GFLOP/s"
         title += "; cold" if options.cold else ""

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/rounding.h"
+#include "cpu/grid.h"
 #include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/rows.h"
@@ -27,7 +28,9 @@ constexpr int64_t kBlockRows = 1920;
 constexpr int64_t kListedRows = 960;  // kBlockRows for listed rows, which are copied
 constexpr int64_t kGroupRows = 48;
 
-constexpr int64_t kFewRows = 96;  // for up to so many, packing the right factor does not pay
+// For up to kFewRows rows, packing a right factor that can be read in place does not pay. It does
+// from kFewTiles tiles of rows on where its rows evict each other from the cache (kEvictingBytes).
+constexpr int64_t kFewRows = 96, kFewTiles = 4;
 // A right factor is streamed (few_rows_loops.h) for up to so many rows if its columns are
 // contiguous and not too short. If its rows are, it is for up to Kernels::stripe_rows; and for up
 // to kFarRows times as many if they are so far apart that tiles would bring a page for each few of
@@ -41,11 +44,10 @@ constexpr int64_t kMostCopied = 1 << 16;
 // do where their distance is a multiple of kEvictingBytes.
 constexpr int64_t kFewColumns = 128, kManyColumns = 384;
 constexpr int64_t kEvictingBytes = 4096;
+constexpr int64_t kLineBytes = 64;  // of a cache
 
 constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
-// So many multiplications take as long as reading a number that another thread has written.
-constexpr int64_t kReadCost = 16;
-constexpr int64_t kMostOfPairs = 1 << 25;  // multiplications; see is_preferred()
+constexpr int64_t kMostOfPairs = 1 << 25;    // multiplications; see is_preferred()
 
 // The matrices of an operand, one for each place in the batch.
 struct Matrices {
@@ -164,44 +166,6 @@ bool is_worth_streaming(const Matrices& right, int64_t rows, int64_t stripe_rows
   return rows <= (are_far ? kFarRows * stripe_rows : stripe_rows);
 }
 
-// A part of the result, from its first row and column on.
-struct Rectangle {
-  int64_t row, rows, column, columns;
-};
-
-// Divides the result among threads into parts that take equally long. Each thread reads the rows
-// and columns of its part, so parts should also be close to squares.
-struct Grid {
-  int64_t rows = 1, columns = 1;  // the numbers of parts
-  int64_t part_rows = 0, part_columns = 0;
-
-  // `most_rows`: into how many parts the rows are divided at most.
-  Grid(int64_t m, int64_t n, int64_t threads, int64_t most_rows, int64_t tile_rows,
-       int64_t tile_columns) {
-    int64_t least = -1;
-    for (int64_t parts = 1; parts <= std::min(threads, most_rows); ++parts) {
-      const int64_t height = ceil_div(m, parts);
-      const int64_t width = round_up(ceil_div(n, threads / parts), tile_columns);
-      // For each step of the sums: a thread's multiplications, and the numbers that it reads.
-      const int64_t cost = whole_rows(height, tile_rows) * width + kReadCost * (height + width);
-      if (least >= 0 && cost >= least) continue;
-      least = cost;
-      part_rows = height;
-      part_columns = width;
-    }
-    rows = ceil_div(m, part_rows);
-    columns = ceil_div(n, part_columns);
-  }
-
- private:
-  // The number of rows of whole tiles that take as long. A tile of fewer than four rows takes as
-  // long as one of four, since its sums wait for their last additions.
-  static int64_t whole_rows(int64_t height, int64_t tile_rows) {
-    const int64_t rest = height % tile_rows;
-    return rest == 0 ? height : height - rest + std::max<int64_t>(rest, 4);
-  }
-};
-
 template <typename T>
 class ProductKernel final : public Kernel {
  public:
@@ -297,15 +261,10 @@ class ProductKernel final : public Kernel {
     // The order of a streamed sum depends on the rows that are computed with it.
     const Grid grid(part.m, part.n, ceil_div(wanted, num_batches_), is_streamed_ ? 1 : part.m,
                     kernels_.product_rows, kernels_.panel_width);
-    const int64_t parts = grid.rows * grid.columns, all = parts * num_batches_;
+    const int64_t parts = grid.num_parts(), all = parts * num_batches_;
     parallel_for(0, all, ceil_div(all, wanted), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t place = i % parts;
-        const int64_t row = place / grid.columns * grid.part_rows;
-        const int64_t column = place % grid.columns * grid.part_columns;
-        multiply(matrices_of(i / parts, inputs, outputs, part), part,
-                 {row, std::min(grid.part_rows, part.m - row), column,
-                  std::min(grid.part_columns, part.n - column)});
+        multiply(matrices_of(i / parts, inputs, outputs, part), part, grid.part(i % parts));
       }
     });
   }
@@ -341,19 +300,20 @@ class ProductKernel final : public Kernel {
   // Computes one thread's rectangle of the part.
   void multiply(const Addresses& at, const Part& part, const Rectangle& all) const {
     const int64_t height = block_height(part, all);
+    // Rows of a streamed factor are read in long runs, unless the sums need memory of the thread.
+    const int64_t width = is_streamed_ && writes_directly_
+                              ? all.columns
+                              : even_part(all.columns, kBlockColumns, kernels_.panel_width);
     if (part.rows != nullptr && part.k <= most_at_once()) {
       // Listed rows are copied once for all columns, since all terms of a sum fit into one block.
       for (int64_t i = 0; i < all.rows; i += height) {
-        const Matrix left =
-            left_of(at, part, block_of(all, i, 0, height, kBlockColumns), 0, part.k);
-        for (int64_t j = 0; j < all.columns; j += kBlockColumns) {
-          multiply_block(at, part, block_of(all, i, j, height, kBlockColumns), &left);
+        const Matrix left = left_of(at, part, block_of(all, i, 0, height, width), 0, part.k);
+        for (int64_t j = 0; j < all.columns; j += width) {
+          multiply_block(at, part, block_of(all, i, j, height, width), &left);
         }
       }
       return;
     }
-    // Rows of a streamed factor are read in long runs, unless the sums need memory of the thread.
-    const int64_t width = is_streamed_ && writes_directly_ ? all.columns : kBlockColumns;
     for (int64_t j = 0; j < all.columns; j += width) {
       for (int64_t i = 0; i < all.rows; i += height) {
         multiply_block(at, part, block_of(all, i, j, height, width), nullptr);
@@ -361,11 +321,9 @@ class ProductKernel final : public Kernel {
     }
   }
 
-  // The number of rows in a block: whole groups, and about as many in each block.
+  // The number of rows in a block: whole groups.
   static int64_t block_height(const Part& part, const Rectangle& all) {
-    const int64_t most = part.rows != nullptr ? kListedRows : kBlockRows;
-    const int64_t blocks = std::max<int64_t>(1, ceil_div(all.rows, most));
-    return std::max(kGroupRows, round_up(ceil_div(all.rows, blocks), kGroupRows));
+    return even_part(all.rows, part.rows != nullptr ? kListedRows : kBlockRows, kGroupRows);
   }
 
   static Rectangle block_of(const Rectangle& all, int64_t i, int64_t j, int64_t height,
@@ -459,14 +417,24 @@ class ProductKernel final : public Kernel {
 
   // Whether packing a left factor is faster than reading it in place, for so many columns of the
   // result and sums of `k` terms. Rows at certain distances evict each other from the first-level
-  // cache, and steps that are so far apart or farther miss the TLB.
+  // cache, and steps that are so far apart or farther miss the TLB. Of each step a tile reads a
+  // part of a cache line; if that is less than half, the lines of all steps fill the cache.
   bool is_worth_packing(const Matrix& left, int64_t rows, int64_t columns, int64_t k) const {
     if (columns < kFewColumns || rows < kernels_.product_rows) return false;
     const int64_t size = ir::size_bytes(left.dtype);
     const bool has_many = columns >= kManyColumns;
     if (left.column == 1) return has_many || left.row * size % kEvictingBytes == 0;
+    if (2 * kernels_.product_rows * size < kLineBytes && has_tiles(rows)) return true;
     return left.column * size >= kEvictingBytes && (has_many || k > kDepth);
   }
+
+  // Whether packing a right factor is faster than reading it in place, or the only way.
+  bool is_worth_packing(const Matrix& right, int64_t rows) const {
+    if (!reads_in_place(right) || rows > kFewRows) return true;
+    const bool evicts = right.row * ir::size_bytes(right.dtype) % kEvictingBytes == 0;
+    return evicts && has_tiles(rows);
+  }
+  bool has_tiles(int64_t rows) const { return rows >= kFewTiles * kernels_.product_rows; }
 
   // Panels of columns of the right factor. Whole panels may be read in place; the columns that
   // remain are always packed.
@@ -587,7 +555,7 @@ class ProductKernel final : public Kernel {
           needs_packing(a, part.k) || is_worth_packing(a, block.rows, block.columns, part.k);
       T* packed = thread_memory<T, Use::kRight>(packed_size(block.columns, steps_of(depth)));
       const Panels panels =
-          panels_of(b, block.columns, depth, !is_few || !reads_in_place(b), packed);
+          panels_of(b, block.columns, depth, is_worth_packing(b, block.rows), packed);
       const bool leaves = !stays && p + depth == part.k;
       const int64_t group = is_few && !leaves ? block.rows : kGroupRows;
       for (int64_t i = 0; i < block.rows; i += group) {

@@ -152,7 +152,7 @@ inline Vector<T> exchanged(const Vector<T>& a, const Vector<T>& b,
 
 // Transposes by exchanging blocks of 1, 2, 4... numbers across the diagonal.
 template <typename T, int kDistance = 1>
-inline void transpose(Vector<T>* rows) {
+inline void exchange_blocks(Vector<T>* rows) {
   constexpr int width = kLanesOf<T>;
   constexpr auto lanes = std::make_integer_sequence<int, width>();
   if constexpr (kDistance < width) {
@@ -163,8 +163,40 @@ inline void transpose(Vector<T>* rows) {
       rows[i] = exchanged<T, kDistance, false>(a, b, lanes);
       rows[i + kDistance] = exchanged<T, kDistance, true>(a, b, lanes);
     }
-    transpose<T, 2 * kDistance>(rows);
+    exchange_blocks<T, 2 * kDistance>(rows);
   }
+}
+
+template <typename T>
+inline void transpose(Vector<T>* rows) {
+#if defined(CPU_CAPABILITY_AVX2)
+  // Single numbers can only be exchanged by two instructions, but interleaved by one.
+  if constexpr (std::is_same_v<T, float>) {
+    Vector<T> pairs[8];  // of rows i and i + 1: lower halves of their lanes, and upper ones
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+      pairs[i] = pick_lanes<0, 8, 1, 9, 4, 12, 5, 13>(rows[i], rows[i + 1]);
+      pairs[i + 1] = pick_lanes<2, 10, 3, 11, 6, 14, 7, 15>(rows[i], rows[i + 1]);
+    }
+    Vector<T> fours[8];  // of rows 0 to 3 and 4 to 7: columns i and i + 4
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {
+        fours[i + 2 * j] = pick_lanes<0, 1, 8, 9, 4, 5, 12, 13>(pairs[i + j], pairs[i + j + 2]);
+        fours[i + 2 * j + 1] =
+            pick_lanes<2, 3, 10, 11, 6, 7, 14, 15>(pairs[i + j], pairs[i + j + 2]);
+      }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      rows[i] = pick_lanes<0, 1, 2, 3, 8, 9, 10, 11>(fours[i], fours[i + 4]);
+      rows[i + 4] = pick_lanes<4, 5, 6, 7, 12, 13, 14, 15>(fours[i], fours[i + 4]);
+    }
+    return;
+  }
+#endif
+  exchange_blocks<T>(rows);
 }
 
 // Packs the steps [begin, begin + steps) of a panel whose numbers are contiguous along the steps.
@@ -189,15 +221,24 @@ inline void pack_along(const Packing<T>& it, int64_t begin, int64_t steps) {
     }
     transpose<T>(rows);
     T* to = it.to + begin * kPanelWidth + first;
-    if (steps == width) {
+    const auto store = [&](int64_t p) {
+      std::memcpy(to + p * kPanelWidth, &rows[p], static_cast<size_t>(wanted) * sizeof(T));
+    };
+    if (steps < width) {
+      for (int64_t p = 0; p < steps; ++p) store(p);
+      continue;
+    }
+    // A step of a panel that is narrower than a vector is stored as a whole one, whose end the next
+    // step overwrites. After the last step there may be no memory.
+    const bool overlaps = first == 0 && wanted < width;
 #pragma GCC unroll 16
-      for (int p = 0; p < width; ++p) {
-        std::memcpy(to + p * kPanelWidth, &rows[p], static_cast<size_t>(wanted) * sizeof(T));
-      }
+    for (int p = 0; p < width - 1; ++p) {
+      overlaps ? store_vector(to + p * kPanelWidth, rows[p]) : store(p);
+    }
+    if (overlaps && begin + steps < it.steps) {
+      store_vector(to + (width - 1) * kPanelWidth, rows[width - 1]);
     } else {
-      for (int p = 0; p < steps; ++p) {
-        std::memcpy(to + p * kPanelWidth, &rows[p], static_cast<size_t>(wanted) * sizeof(T));
-      }
+      store(width - 1);
     }
   }
 }
@@ -319,6 +360,9 @@ void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) sums[i][v] = Vector<T>{};
   }
+  // The instructions of the loop itself are a sixth of a step of 12 multiplications. A core that
+  // gives half of its turns to another thread starts them too slowly to keep its units busy.
+#pragma GCC unroll 4
   for (int64_t p = 0; p < it.k; ++p) {
     Vector<T> right[kVectors];
 #pragma GCC unroll 2

@@ -67,10 +67,11 @@ def test_forms_and_sizes(form, dtype, isa):
 
 
 # More rows and columns than a block has, a left factor that is packed since its rows or steps are a
-# page apart or since there are many columns, and one that is read in place.
+# page apart or since there are many columns, and one that is read in place. Few rows, with a right
+# factor that is packed since its rows are a page apart.
 BLOCKS = [
     (1960, 20, 33), (100, 300, 800), (100, 1024, 130), (1024, 300, 130), (97, 40, 390),
-    (97, 40, 100),
+    (97, 40, 100), (50, 300, 1024),
 ]  # fmt: skip
 
 

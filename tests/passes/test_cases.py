@@ -165,7 +165,10 @@ def assert_same(
         if PASSES[pass_name].not_with == "exact_random":
             assert after.shape == before.shape
             continue
-        torch.testing.assert_close(after, before, rtol=within, atol=within, equal_nan=True)
+        # Sums of large numbers may cancel, and their order differs between processors.
+        finite = before[before.isfinite()]
+        size = max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
+        torch.testing.assert_close(after, before, rtol=within, atol=within * size, equal_nan=True)
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=str)
