@@ -10,6 +10,7 @@ namespace {
 constexpr region::KernelRow kKernels[] = {
     {"Attention", make_attention},
     {"AttentionGrad", make_attention_grad},
+    {"ConvolutionWeightGrad", make_convolution_weight_grad},
     {"DepthwiseWeightGrad", make_depthwise_weight_grad},
     {"EmbeddingGrad", make_embedding_grad},
     {"EmbeddingGrads", make_embedding_grads},
@@ -27,6 +28,8 @@ class Codegen final : public region::Codegen {
   bool takes(const ir::Type& type) const override { return can_load(type.dtype); }
   std::span<const region::KernelRow> kernels() const override { return kKernels; }
   bool has_wide_products() const override { return false; }
+  // oneDNN's gradients of weights come to 0.34 of the peak with 16 registers.
+  bool has_fast_weight_gradients() const override { return best_isa() != Isa::kAvx2; }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,

@@ -5,12 +5,12 @@
 // it, which stay in registers along the row. Sums are in one order for any number of threads: over
 // the rows of an image, then over a part of the images, then over these parts.
 #include "base/error.h"
+#include "cpu/convolution.h"
 #include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/thread_memory.h"
 
 #include <algorithm>
-#include <array>
 
 namespace torch_ort::cpu {
 
@@ -19,63 +19,27 @@ namespace {
 constexpr int64_t kWorkPerThread = 1 << 16;  // in multiplications
 // So many parts are enough for the threads of any processor, and few enough to be added up.
 constexpr int64_t kMostParts = 64;
-// Of a stride, a pad, a dilation or a window. With more, what a window reaches over has no number.
-constexpr int64_t kMostOfDim = 1 << 20;
-
 template <typename T>
 class DepthwiseWeightGrad final : public Kernel {
  public:
   explicit DepthwiseWeightGrad(const BoundNode& bound)
-      : row_(kernels<T>(isa_of(bound)).depthwise_row) {
-    const Layout &gradient = bound.inputs.at(0), &image = bound.inputs.at(1);
-    const Layout& weight = bound.outputs.at(0);
+      : row_(kernels<T>(isa_of(bound)).depthwise_row), it_(bound) {
+    const Layout& weight = bound.outputs[0];
     has_bias_ = bound.outputs.size() > 1;
-    const auto of_dims = [&](const char* name, int64_t least) {
-      const ir::Shape numbers = ir::ints_attr(bound.node.attrs, name, {});
-      ORT_CHECK(numbers.size() == 2, "DepthwiseWeightGrad: ", name, ": got ", numbers.size(),
-                " numbers, want 2");
-      for (const ir::Dim& number : numbers) {
-        ORT_CHECK(number.constant() >= least && number.constant() <= kMostOfDim,
-                  "DepthwiseWeightGrad: ", name, ": got ", number.constant(), ", want ", least,
-                  " to ", kMostOfDim);
-      }
-      return std::array<int64_t, 2>{numbers[0].constant(), numbers[1].constant()};
-    };
-    stride_ = of_dims("strides", 1);
-    pad_ = of_dims("pads", 0);
-    dilation_ = of_dims("dilations", 1);
-    ORT_CHECK(gradient.sizes.size() == 4 && image.sizes.size() == 4 && weight.sizes.size() == 4,
-              "DepthwiseWeightGrad: want tensors of 4 dims");
-    for (size_t dim = 0; dim < 2; ++dim) {
-      ORT_CHECK(weight.sizes[2 + dim] <= kMostOfDim && pad_[dim] <= reach(weight, dim),
-                "DepthwiseWeightGrad: pads: got ", pad_[dim], ", want at most the ",
-                reach(weight, dim), " pixels that a window reaches over");
-    }
-    batch_ = image.sizes[0];
-    channels_ = image.sizes[1];
-    const std::vector<int64_t> want = {batch_, channels_, result_size(image, weight, 0),
-                                       result_size(image, weight, 1)};
-    const bool fits = gradient.sizes == want && weight.sizes[0] == channels_ &&
-                      weight.sizes[1] == 1 && lies_by_rows(weight) &&
-                      gradient.dtype == weight.dtype && image.dtype == weight.dtype;
-    ORT_CHECK(fits && is_side_by_side(gradient) && is_side_by_side(image),
+    ORT_CHECK(it_.rows == it_.channels && weight.sizes[1] == 1 && lies_by_rows(weight),
               "DepthwiseWeightGrad: the operands do not fit together");
-    ORT_CHECK(!has_bias_ || (bound.outputs[1].sizes == std::vector<int64_t>{channels_} &&
+    ORT_CHECK(!has_bias_ || (bound.outputs[1].sizes == std::vector<int64_t>{it_.channels} &&
                              bound.outputs[1].dtype == weight.dtype),
-              "DepthwiseWeightGrad: got a bias of another size than that of ", channels_,
+              "DepthwiseWeightGrad: got a bias of another size than that of ", it_.channels,
               " channels");
-    image_ = {image.sizes[2], image.sizes[3]};
-    result_ = {gradient.sizes[2], gradient.sizes[3]};
-    window_ = {weight.sizes[2], weight.sizes[3]};
-    gradient_strides_ = gradient.strides;
-    image_strides_ = image.strides;
-    blocks_ = (channels_ + kDepthwiseChannels - 1) / kDepthwiseChannels;
-    parts_ = std::max<int64_t>(1, std::min(batch_, kMostParts / std::max<int64_t>(1, blocks_)));
+    blocks_ = (it_.channels + kDepthwiseChannels - 1) / kDepthwiseChannels;
+    parts_ = std::max<int64_t>(1, std::min(it_.batch, kMostParts / std::max<int64_t>(1, blocks_)));
   }
 
   std::string str() const override {
-    return concat("depthwise weight gradient, ", batch_, " images of ", channels_, " x ", image_[0],
-                  " x ", image_[1], ", ", window_[0], " x ", window_[1], " taps\n");
+    return concat("depthwise weight gradient, ", it_.batch, " images of ", it_.channels, " x ",
+                  it_.image[0], " x ", it_.image[1], ", ", it_.window[0], " x ", it_.window[1],
+                  " taps\n");
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
@@ -83,8 +47,9 @@ class DepthwiseWeightGrad final : public Kernel {
     const auto* image = static_cast<const T*>(inputs[1]);
     // The sums of each part, for all channels: taps, then the bias.
     T* const all = thread_memory<T, Use::kSums>(parts_ * blocks_ * sums_of_block());
-    const int64_t work = std::max<int64_t>(1, (batch_ + parts_ - 1) / parts_ * result_[0] *
-                                                  result_[1] * num_taps() * kDepthwiseChannels);
+    const int64_t work =
+        std::max<int64_t>(1, (it_.batch + parts_ - 1) / parts_ * it_.result[0] * it_.result[1] *
+                                 it_.num_taps() * kDepthwiseChannels);
     parallel_for(0, parts_ * blocks_, std::max<int64_t>(1, kWorkPerThread / work),
                  [&](int64_t begin, int64_t end) {
                    for (int64_t at = begin; at < end; ++at) {
@@ -93,16 +58,16 @@ class DepthwiseWeightGrad final : public Kernel {
                  });
     auto* weight = static_cast<T*>(outputs[0]);
     auto* bias = has_bias_ ? static_cast<T*>(outputs[1]) : nullptr;
-    for (int64_t channel = 0; channel < channels_; ++channel) {
+    for (int64_t channel = 0; channel < it_.channels; ++channel) {
       const T* sums = all + channel / kDepthwiseChannels * parts_ * sums_of_block() +
                       channel % kDepthwiseChannels;
-      for (int64_t tap = 0; tap <= num_taps(); ++tap) {
+      for (int64_t tap = 0; tap <= it_.num_taps(); ++tap) {
         T total = 0;
         for (int64_t part = 0; part < parts_; ++part) {
           total += sums[part * sums_of_block() + tap * kDepthwiseChannels];
         }
-        if (tap < num_taps()) {
-          weight[channel * num_taps() + tap] = total;
+        if (tap < it_.num_taps()) {
+          weight[channel * it_.num_taps() + tap] = total;
         } else if (bias != nullptr) {
           bias[channel] = total;
         }
@@ -111,55 +76,44 @@ class DepthwiseWeightGrad final : public Kernel {
   }
 
  private:
-  static bool is_side_by_side(const Layout& layout) {
-    return layout.sizes[1] <= 1 || layout.strides[1] == 1;
-  }
-
-  int64_t reach(const Layout& weight, size_t dim) const {
-    return dilation_[dim] * (weight.sizes[2 + dim] - 1) + 1;
-  }
-  int64_t result_size(const Layout& image, const Layout& weight, size_t dim) const {
-    return (image.sizes[2 + dim] + 2 * pad_[dim] - reach(weight, dim)) / stride_[dim] + 1;
-  }
-
-  int64_t num_taps() const { return window_[0] * window_[1]; }
-  int64_t sums_of_block() const { return (num_taps() + 1) * kDepthwiseChannels; }
+  int64_t sums_of_block() const { return (it_.num_taps() + 1) * kDepthwiseChannels; }
 
   // Sums a part of the images, for a block of channels.
   void sum(const T* gradient, const T* image, int64_t block, int64_t part, T* totals) const {
     const int64_t first = block * kDepthwiseChannels;
-    const int64_t count = std::min(kDepthwiseChannels, channels_ - first);
-    const int64_t width = image_[1] + 2 * pad_[1];
+    const int64_t count = std::min(kDepthwiseChannels, it_.channels - first);
+    const int64_t width = it_.image[1] + 2 * it_.pad[1];
     T* const memory = thread_memory<T, Use::kImageRow>(
-        (width + result_[1] + 1) * kDepthwiseChannels + sums_of_block());
+        (width + it_.result[1] + 1) * kDepthwiseChannels + sums_of_block());
     T *row = memory, *places = row + width * kDepthwiseChannels,
-      *sums = places + (result_[1] + 1) * kDepthwiseChannels;
+      *sums = places + (it_.result[1] + 1) * kDepthwiseChannels;
     std::fill_n(row, width * kDepthwiseChannels, T(0));
-    std::fill_n(places, result_[1] * kDepthwiseChannels, T(0));
-    T* const one = places + result_[1] * kDepthwiseChannels;
+    std::fill_n(places, it_.result[1] * kDepthwiseChannels, T(0));
+    T* const one = places + it_.result[1] * kDepthwiseChannels;
     std::fill_n(one, kDepthwiseChannels, T(1));
     std::fill_n(totals, sums_of_block(), T(0));
-    for (int64_t n = batch_ * part / parts_; n < batch_ * (part + 1) / parts_; ++n) {
+    for (int64_t n = it_.batch * part / parts_; n < it_.batch * (part + 1) / parts_; ++n) {
       std::fill_n(sums, sums_of_block(), T(0));
-      const T* of_image = image + n * image_strides_[0] + first;
-      const T* of_gradient = gradient + n * gradient_strides_[0] + first;
-      for (int64_t y = 0; y < image_[0]; ++y) {
-        copy_row(of_image + y * image_strides_[2], image_strides_[3], image_[1], count,
-                 row + pad_[1] * kDepthwiseChannels);
-        for (int64_t tap = 0; tap < window_[0]; ++tap) {
-          const int64_t above = y + pad_[0] - tap * dilation_[0];
-          if (above < 0 || above % stride_[0] != 0 || above / stride_[0] >= result_[0]) continue;
-          add(of_gradient + above / stride_[0] * gradient_strides_[2], count, places,
-              {.sums = sums + tap * window_[1] * kDepthwiseChannels,
-               .taps = window_[1],
+      const T* of_image = image + n * it_.image_strides[0] + first;
+      const T* of_gradient = gradient + n * it_.gradient_strides[0] + first;
+      for (int64_t y = 0; y < it_.image[0]; ++y) {
+        copy_row(of_image + y * it_.image_strides[2], it_.image_strides[3], it_.image[1], count,
+                 row + it_.pad[1] * kDepthwiseChannels);
+        for (int64_t tap = 0; tap < it_.window[0]; ++tap) {
+          const int64_t above = y + it_.pad[0] - tap * it_.dilation[0];
+          if (above < 0 || above % it_.stride[0] != 0 || above / it_.stride[0] >= it_.result[0])
+            continue;
+          add(of_gradient + above / it_.stride[0] * it_.gradient_strides[2], count, places,
+              {.sums = sums + tap * it_.window[1] * kDepthwiseChannels,
+               .taps = it_.window[1],
                .image = row,
-               .image_step = stride_[1] * kDepthwiseChannels,
-               .tap_step = dilation_[1] * kDepthwiseChannels});
+               .image_step = it_.stride[1] * kDepthwiseChannels,
+               .tap_step = it_.dilation[1] * kDepthwiseChannels});
         }
       }
-      for (int64_t y = 0; has_bias_ && y < result_[0]; ++y) {
-        add(of_gradient + y * gradient_strides_[2], count, places,
-            {.sums = sums + num_taps() * kDepthwiseChannels, .taps = 1, .image = one});
+      for (int64_t y = 0; has_bias_ && y < it_.result[0]; ++y) {
+        add(of_gradient + y * it_.gradient_strides[2], count, places,
+            {.sums = sums + it_.num_taps() * kDepthwiseChannels, .taps = 1, .image = one});
       }
       for (int64_t i = 0; i < sums_of_block(); ++i) totals[i] += sums[i];
     }
@@ -168,10 +122,10 @@ class DepthwiseWeightGrad final : public Kernel {
   // Adds a row of the gradient; the last channels of a block may not exist, and are zeros then.
   void add(const T* gradient, int64_t count, T* places, DepthwiseRow<T> row) const {
     row.gradient = gradient;
-    row.gradient_step = gradient_strides_[3];
-    row.places = result_[1];
+    row.gradient_step = it_.gradient_strides[3];
+    row.places = it_.result[1];
     if (count < kDepthwiseChannels) {
-      copy_row(gradient, gradient_strides_[3], result_[1], count, places);
+      copy_row(gradient, it_.gradient_strides[3], it_.result[1], count, places);
       row.gradient = places;
       row.gradient_step = kDepthwiseChannels;
     }
@@ -190,10 +144,9 @@ class DepthwiseWeightGrad final : public Kernel {
   }
 
   void (*row_)(const DepthwiseRow<T>& row);
+  const Convolution it_;
   bool has_bias_ = false;
-  int64_t batch_ = 0, channels_ = 0, blocks_ = 0, parts_ = 1;
-  std::array<int64_t, 2> stride_{}, pad_{}, dilation_{}, image_{}, result_{}, window_{};
-  std::vector<int64_t> gradient_strides_, image_strides_;
+  int64_t blocks_ = 0, parts_ = 1;
 };
 
 }  // namespace

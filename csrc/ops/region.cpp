@@ -182,6 +182,15 @@ void register_region(Registry& ops) {
   embedding_grad.max_outputs = 2;
   embedding_grad.kernel = {.writes_strides = false, .start = 2};
   ops.add(embedding_grad);
+  // gradient of the result [N, O, H', W'] and image [N, C, H, W] of a convolution, both of which
+  // are channels-last -> gradient of the weight [O, C / groups, h, w], which is so too
+  Op convolution = own("ConvolutionWeightGrad", 2, lower_region,
+                       {{"dilations", kInts, true},
+                        {"groups", kInt, true},
+                        {"pads", kInts, true},
+                        {"strides", kInts, true}});
+  convolution.kernel = {.writes_strides = false, .reads_gaps = false};
+  ops.add(convolution);
   // gradient of the result [N, C, H', W'] and image [N, C, H, W] of a convolution of each channel
   // by itself, whose channels lie side by side -> gradients of weight [C, 1, h, w] and of bias [C]
   Op depthwise = own("DepthwiseWeightGrad", 2, lower_region,

@@ -33,7 +33,7 @@ int lazy_logits(ir::Graph& graph, PassContext& context);
 int recompute_tagged(ir::Graph& graph, PassContext& context);
 int channels_last(ir::Graph& graph, PassContext& context);
 int multiply_pixels(ir::Graph& graph, PassContext& context);
-int depthwise_weights(ir::Graph& graph, PassContext& context);
+int convolution_weights(ir::Graph& graph, PassContext& context);
 int replay_views(ir::Graph& graph, PassContext& context);
 int remove_dead(ir::Graph& graph, PassContext& context);
 int draw_as_eager(ir::Graph& graph, PassContext& context);
@@ -160,8 +160,8 @@ const std::vector<Pass>& pipeline() {
        .writes_engine_ops = true,
        .rounds_elsewhere = true},
       // after channels_last, which has channels lie side by side
-      {.name = "depthwise_weights",
-       .run = depthwise_weights,
+      {.name = "convolution_weights",
+       .run = convolution_weights,
        .writes_engine_ops = true,
        .rounds_elsewhere = true},
       // after recompute_tagged: views that it recomputes need no second view

@@ -53,34 +53,26 @@ class WrongKernel final : public Kernel {
   bool is_wrong_ = false;
 };
 
-// The CPU's generator, but with wrong kernels for regions that contain a node of a given name, or
-// for all products.
-class WrongCodegen final : public region::Codegen {
+// The CPU's generator, for others to change.
+class CpuCodegen : public region::Codegen {
  public:
-  explicit WrongCodegen(std::string node) : node_(std::move(node)) {}
-
   bool takes(const ir::Type& type) const override { return cpu::codegen().takes(type); }
   std::span<const region::KernelRow> kernels() const override { return cpu::codegen().kernels(); }
   bool has_wide_products() const override { return cpu::codegen().has_wide_products(); }
+  bool has_fast_weight_gradients() const override {
+    return cpu::codegen().has_fast_weight_gradients();
+  }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,
                                         const std::vector<Layout>& inputs,
                                         const std::vector<Layout>& outputs,
                                         const region::CodegenOptions& options) const override {
-    auto kernel = cpu::codegen().compile(schedule, lookup, inputs, outputs, options);
-    for (const region::Schedule::Step& step : schedule.steps) {
-      if (step.node->name != node_) continue;
-      return std::make_unique<WrongKernel>(std::move(kernel), outputs.at(0));
-    }
-    return kernel;
+    return cpu::codegen().compile(schedule, lookup, inputs, outputs, options);
   }
-
   std::unique_ptr<const Kernel> compile(const region::Product& product,
                                         const region::CodegenOptions& options) const override {
-    auto kernel = cpu::codegen().compile(product, options);
-    if (kernel == nullptr || node_ != "product") return kernel;
-    return std::make_unique<WrongKernel>(std::move(kernel), product.result);
+    return cpu::codegen().compile(product, options);
   }
   bool prefers(const region::Product& product,
                const region::CodegenOptions& options) const override {
@@ -89,9 +81,40 @@ class WrongCodegen final : public region::Codegen {
   std::string target(const region::CodegenOptions& options) const override {
     return cpu::codegen().target(options);
   }
+};
+
+// Makes wrong kernels for regions that contain a node of a given name, or for all products.
+class WrongCodegen final : public CpuCodegen {
+ public:
+  explicit WrongCodegen(std::string node) : node_(std::move(node)) {}
+
+  std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
+                                        const ir::SymbolLookup& lookup,
+                                        const std::vector<Layout>& inputs,
+                                        const std::vector<Layout>& outputs,
+                                        const region::CodegenOptions& options) const override {
+    auto kernel = CpuCodegen::compile(schedule, lookup, inputs, outputs, options);
+    for (const region::Schedule::Step& step : schedule.steps) {
+      if (step.node->name != node_) continue;
+      return std::make_unique<WrongKernel>(std::move(kernel), outputs.at(0));
+    }
+    return kernel;
+  }
+  std::unique_ptr<const Kernel> compile(const region::Product& product,
+                                        const region::CodegenOptions& options) const override {
+    auto kernel = CpuCodegen::compile(product, options);
+    if (kernel == nullptr || node_ != "product") return kernel;
+    return std::make_unique<WrongKernel>(std::move(kernel), product.result);
+  }
 
  private:
   std::string node_;
+};
+
+// Judges oneDNN as on a processor with few registers.
+class FewRegistersCodegen final : public CpuCodegen {
+ public:
+  bool has_fast_weight_gradients() const override { return false; }
 };
 
 // A planted generator is never destroyed, because its kernels live as long as any session.
@@ -99,7 +122,8 @@ void plant_codegen(const std::string& kind, const std::string& node) {
   if (kind == "own") return region::set_codegen("cpu", &cpu::codegen());
   if (kind == "none") return region::set_codegen("cpu", nullptr);
   if (kind == "wrong") return region::set_codegen("cpu", new WrongCodegen(node));
-  throw UserError(concat("testing: got '", kind, "', want one of own, none, wrong"));
+  if (kind == "few_registers") return region::set_codegen("cpu", new FewRegistersCodegen());
+  throw UserError(concat("testing: got '", kind, "', want one of own, none, wrong, few_registers"));
 }
 
 using Part = std::tuple<int64_t, int64_t, size_t>;

@@ -105,6 +105,11 @@ bool has_wide_products(const ir::Value* value) {
   return takes(value) && codegen_of(value)->has_wide_products();
 }
 
+bool prefers_weight_gradients(const ir::Value* value) {
+  return has_kernel(value, "ConvolutionWeightGrad") &&
+         !codegen_of(value)->has_fast_weight_gradients();
+}
+
 std::unique_ptr<const Kernel> compile(const Codegen& codegen, const BoundNode& bound) {
   const ir::Node& node = bound.node;
   const bool is_ours = node.op.domain == ir::kTorchOrtDomain;

@@ -1,0 +1,265 @@
+"""Gradients of the weights of convolutions by the engine's product, against PyTorch in float64."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import torch_ort
+from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
+from torch_ort import _C
+
+LAST = torch.channels_last
+
+# Batch, channels, height, width; rows of the weight, groups; window, stride, padding, dilation.
+CASES = {
+    "3x3": ((2, 16, 12, 11), (24, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "more places, rows and columns than a block has":
+        ((3, 70, 14, 13), (490, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "three channels": ((2, 3, 20, 19), (10, 1), (7, 7), (2, 2), (3, 3), (1, 1)),
+    "channels of several taps in a panel": ((2, 5, 9, 8), (7, 1), (3, 2), (1, 1), (1, 0), (1, 1)),
+    "groups": ((2, 24, 7, 9), (36, 3), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "each channel by itself": ((2, 6, 7, 9), (6, 6), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "one pixel": ((3, 20, 5, 6), (17, 1), (1, 1), (1, 1), (0, 0), (1, 1)),
+    "strides over pixels": ((2, 32, 9, 10), (16, 1), (1, 1), (3, 2), (0, 0), (1, 1)),
+    "all of both": ((3, 18, 11, 10), (14, 2), (5, 3), (2, 3), (4, 1), (2, 3)),
+    "small images": ((9, 33, 2, 2), (40, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "taps that no pixel is under": ((2, 8, 2, 3), (8, 1), (5, 5), (1, 1), (2, 2), (1, 1)),
+    "one image of one channel": ((1, 1, 6, 6), (1, 1), (2, 2), (1, 1), (0, 0), (1, 1)),
+    "no images": ((0, 8, 6, 6), (4, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "no rows": ((2, 8, 6, 6), (0, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
+}  # fmt: skip
+PARTS = ["3x3", "more places, rows and columns than a block has", "groups", "all of both"]
+
+
+def result_size(size: int, window: int, stride: int, pad: int, dilation: int) -> int:
+    return (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1
+
+
+def numbers(case: tuple, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Return a gradient of the result and an image, both channels-last."""
+    (batch, channels, *image), (rows, _), *rest = case
+    result = [result_size(*each) for each in zip(image, *rest, strict=True)]
+    shapes = (batch, rows, *result), (batch, channels, *image)
+    dy, x = (torch.randn(shape, dtype=dtype).contiguous(memory_format=LAST) for shape in shapes)
+    return dy, x
+
+
+def kernel(case: tuple, dy: Tensor, x: Tensor, isa: str = "", **attrs) -> Tensor:
+    _, (rows, groups), window, stride, padding, dilation = case
+    known = {"strides": stride, "pads": padding, "dilations": dilation, "groups": groups} | attrs
+    text = ", ".join(
+        f"{key} = {list(value) if isinstance(value, tuple) else value}"
+        for key, value in known.items()
+    )
+    channels = x.shape[1] // groups
+    sizes = (rows, channels, *window)
+    area = window[0] * window[1]
+    graph = read(
+        {"dy": type_text(dy.dtype, dy.shape), "x": type_text(x.dtype, x.shape)},
+        [f"dw = torch_ort.ConvolutionWeightGrad <{text}> (dy, x)"],
+        ["dw"],
+        types={"dw": type_text(dy.dtype, sizes)},
+        strides={"dw": f"[{channels * area}, 1, {channels * window[1]}, {channels}]"},
+    )
+    (got,) = run(graph, {"dy": dy, "x": x}, isa)
+    return got
+
+
+def eager(case: tuple, dy: Tensor, x: Tensor) -> Tensor:
+    _, (rows, groups), window, stride, padding, dilation = case
+    weight = torch.zeros(rows, x.shape[1] // groups, *window, dtype=torch.float64)
+    _, dw, _ = torch.ops.aten.convolution_backward(
+        dy.double(), x.double(), weight, None, list(stride), list(padding), list(dilation), False,
+        [0, 0], groups, [False, True, False],
+    )  # fmt: skip
+    return dw
+
+
+def check(case: tuple, dtype: torch.dtype, isa: str) -> None:
+    dy, x = numbers(case, dtype)
+    got, want = kernel(case, dy, x, isa), eager(case, dy, x)
+    assert got.dtype == dtype
+    scale = max(1.0, float(want.abs().max())) if want.numel() else 1.0
+    assert_near(got, want, atol=(4e-6 if dtype == torch.float32 else 1e-13) * scale)
+
+
+@crossed(isa=ISAS, dtype=(torch.float32, torch.float64), name=CASES)
+def test_against_eager(name: str, dtype: torch.dtype, isa: str) -> None:
+    torch.manual_seed(0)
+    if name == "no rows":
+        dy, x = numbers(CASES[name], dtype)
+        assert kernel(CASES[name], dy, x, isa).shape == (0, 8, 3, 3)
+        return
+    check(CASES[name], dtype, isa)
+
+
+pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    batch=st.integers(1, 3), image=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    channels=st.integers(1, 20), rows=st.integers(1, 14), groups=st.integers(1, 3),
+    window=st.tuples(st.integers(1, 4), st.integers(1, 4)), stride=pairs, dilation=pairs,
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)), isa=st.sampled_from(ISAS),
+)  # fmt: skip
+def test_any_sizes(
+    batch, image, channels, rows, groups, window, stride, dilation, padding, isa
+) -> None:
+    assume(all(pad < size for pad, size in zip(padding, window, strict=True)))
+    case = ((batch, channels * groups, *image), (rows * groups, groups), window, stride, padding,
+            dilation)  # fmt: skip
+    assume(all(result_size(*each) > 0 for each in zip(image, *case[2:], strict=True)))
+    check(case, torch.float32, isa)
+
+
+def test_parts_of_images() -> None:
+    """Pixels of the image may be apart, and its channels among others."""
+    case = CASES["3x3"]
+    dy, x = numbers(case)
+    wide = torch.randn(2, 15, 14, 33)
+    wide[:, 2:14, 1:12, 9:25] = x.permute(0, 2, 3, 1)
+    part = wide[:, 2:14, 1:12, 9:25].permute(0, 3, 1, 2)
+    assert torch.equal(kernel(case, dy, part), kernel(case, dy, x))
+
+
+def test_infinities_reach_their_taps_alone() -> None:
+    case = CASES["3x3"]
+    dy, x = numbers(case)
+    x[1, 3, 0, 0] = float("inf")
+    reached = ~kernel(case, dy, x).isfinite()
+    # The first pixel is under these taps of some place, for each row of the weight.
+    assert reached[:, 3, :2, :2].all()
+    assert reached.sum() == 4 * 24
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_same_bits_for_any_number_of_threads(name: str) -> None:
+    dy, x = numbers(CASES[name])
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            results.append(kernel(CASES[name], dy, x))
+    finally:
+        torch.set_num_threads(before)
+    for one, other in itertools.pairwise(results):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"strides": (2, 2)}, "ConvolutionWeightGrad: the operands do not fit together"),
+        ({"pads": (1,)}, "ConvolutionWeightGrad: pads: got 1 numbers, want 2"),
+        ({"strides": (0, 1)}, "ConvolutionWeightGrad: strides: got 0, want 1 to 1048576"),
+        ({"pads": (4, 1)}, "pads: got 4, want at most the 3 pixels that a window reaches over"),
+        ({"groups": 0}, "groups: got 0 for 16 channels, 24 rows, and weights of 16"),
+        ({"groups": 2}, "groups: got 2 for 16 channels, 24 rows, and weights of 16"),
+    ],
+    ids=str,
+)
+def test_nodes_that_do_not_fit_their_operands(change: dict, words: str) -> None:
+    dy, x = numbers(CASES["3x3"])
+    with pytest.raises(_C.InternalError, match=words):
+        kernel(CASES["3x3"], dy, x, **change)
+
+
+def test_gradients_with_gaps_and_row_major_images_are_refused() -> None:
+    dy, x = numbers(CASES["3x3"])
+    with pytest.raises(_C.InternalError, match="the operands do not fit together"):
+        kernel(CASES["3x3"], dy, x.contiguous())
+    wide = torch.randn(2, 12, 11, 30).permute(0, 3, 1, 2)[:, :24]
+    with pytest.raises(_C.InternalError, match="want a gradient and weights that are channels-l"):
+        kernel(CASES["3x3"], wide, x)
+
+
+# ---- as the pass writes it -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_registers() -> Iterator[None]:
+    """Judge oneDNN as on a processor with AVX2, whatever this one has."""
+    _C.testing.plant_codegen("few_registers")
+    yield
+    _C.testing.plant_codegen("own")
+
+
+def network(bias: bool = True, channels: int = 16) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, channels, 3, padding=1, bias=bias), nn.ReLU(),
+        nn.Conv2d(channels, 24, 3, stride=2, padding=1, bias=bias), nn.BatchNorm2d(24), nn.ReLU(),
+        nn.Conv2d(24, 32, (5, 3), padding=(2, 1), bias=bias, dilation=(1, 1)), nn.ReLU(),
+        nn.Conv2d(32, 8, 1, bias=bias),
+    )  # fmt: skip
+
+
+def num_kernels(model: nn.Module, x: Tensor) -> int:
+    report = torch_ort.explain(copy.deepcopy(model), x)
+    return report.graphs[0].nodes["torch_ort.ConvolutionWeightGrad"]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.usefixtures("few_registers")
+def test_training(bias: bool) -> None:
+    torch.manual_seed(0)
+    model, x = network(bias), torch.randn(2, 3, 14, 13)
+    exact = copy.deepcopy(model).double()
+    # Images of three channels, and windows of one pixel, are left to oneDNN.
+    assert num_kernels(model, x) == 2
+    compiled = torch.compile(model, backend="ort")
+    mine, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, exact))
+    for step in range(3):
+        y, want = compiled(x), exact(x.double())
+        assert_near(y.detach(), want.detach(), atol=1e-5 * (step + 1))
+        y.square().mean().backward()
+        want.square().mean().backward()
+        for got, other in zip(model.parameters(), exact.parameters(), strict=True):
+            assert got.grad.stride() == got.stride()
+            assert_near(got.grad, other.grad, atol=3e-6 * (step + 1))
+        for optimizer in (mine, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.usefixtures("few_registers")
+def test_other_sizes_of_images_and_batches() -> None:
+    torch.manual_seed(0)
+    model = network()
+    exact = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ort", dynamic=True)
+    for sizes in [(2, 3, 14, 13), (3, 3, 9, 20), (5, 3, 7, 7)]:
+        x = torch.randn(sizes)
+        for each in (model, exact):
+            each.zero_grad()
+        compiled(x).square().mean().backward()
+        exact(x.double()).square().mean().backward()
+        for got, other in zip(model.parameters(), exact.parameters(), strict=True):
+            assert_near(got.grad, other.grad, atol=3e-6)
+
+
+@pytest.mark.usefixtures("few_registers")
+def test_a_weight_alone_has_a_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(16, 20, 3, padding=1), nn.ReLU(), nn.Conv2d(20, 4, 3))
+    model[0].bias.requires_grad_(False)
+    exact, x = copy.deepcopy(model).double(), torch.randn(2, 16, 8, 9)
+    torch.compile(model, backend="ort")(x).square().mean().backward()
+    exact(x.double()).square().mean().backward()
+    for got, other in zip(model.parameters(), exact.parameters(), strict=True):
+        assert (got.grad is None) == (other.grad is None)
+        if got.grad is not None:
+            assert_near(got.grad, other.grad, atol=3e-6)
+
+
+def test_a_processor_with_many_registers_leaves_them_to_onednn() -> None:
+    is_chosen = num_kernels(network(), torch.randn(2, 3, 14, 13)) > 0
+    assert is_chosen == (ISAS[-1] == "avx2")
