@@ -106,6 +106,14 @@ struct Panels {
   int64_t columns() const { return width * num; }
 };
 
+// At least `n` numbers, such that rows of so many do not evict each other from the first-level
+// cache: an odd number of its lines.
+template <typename T>
+int64_t spread_row(int64_t n) {
+  constexpr int64_t line = 64 / sizeof(T);
+  return (ceil_div(n, line) / 2 * 2 + 1) * line;
+}
+
 template <typename T>
 class Attention : public Kernel {
  protected:
@@ -133,6 +141,7 @@ class Attention : public Kernel {
         stream_(static_cast<uint64_t>(ir::int_attr(node.attrs, "stream", 0))),
         score_panels_(keys_, kernels_.panel_width),
         feature_panels_(features_, kernels_.panel_width),
+        score_row_(spread_row<T>(score_panels_.columns())),
         block_(keys_ < 1024 ? 48 : 24) {
     ORT_CHECK(key_heads_ > 0 ? heads_ % key_heads_ == 0 : heads_ == 0, "Attention: got ", heads_,
               " heads of queries, want a multiple of the ", key_heads_, " of keys");
@@ -341,8 +350,8 @@ class Attention : public Kernel {
   void multiply_by_keys(T* to, const T* a, const T* b, const Block& block) const {
     const int64_t width = score_panels_.width, num = round_up(block.keys, width) / width;
     const auto multiply = [&](int64_t panel, int64_t num_panels, int64_t row) {
-      kernels_.multiply({.c = to + row * score_panels_.columns() + panel * width,
-                         .c_row = score_panels_.columns(),
+      kernels_.multiply({.c = to + row * score_row_ + panel * width,
+                         .c_row = score_row_,
                          .a = a + row * features_,
                          .a_row = features_,
                          .a_column = 1,
@@ -374,8 +383,8 @@ class Attention : public Kernel {
       const int64_t count = std::min(step, block.count - row);
       kernels_.multiply({.c = to + row * feature_panels_.columns(),
                          .c_row = feature_panels_.columns(),
-                         .a = a + row * score_panels_.columns(),
-                         .a_row = score_panels_.columns(),
+                         .a = a + row * score_row_,
+                         .a_row = score_row_,
                          .a_column = 1,
                          .b = b,
                          .b_row = feature_panels_.width,
@@ -395,9 +404,9 @@ class Attention : public Kernel {
                          .c_row = feature_panels_.columns(),
                          .start = to + key * feature_panels_.columns(),
                          .start_row = feature_panels_.columns(),
-                         .a = a + row * score_panels_.columns() + key,
+                         .a = a + row * score_row_ + key,
                          .a_row = 1,
-                         .a_column = score_panels_.columns(),
+                         .a_column = score_row_,
                          .b = b + row * feature_panels_.width,
                          .b_row = feature_panels_.width,
                          .b_panel = block.count * feature_panels_.width,
@@ -480,6 +489,7 @@ class Attention : public Kernel {
   bool hides_ = false;  // whether the mask may hide keys, by scores of -inf
   Heads mask_, kept_;
   Panels score_panels_, feature_panels_;
+  int64_t score_row_;  // from one row of scores to the next
   // The number of queries at a time, a multiple of the rows that a product computes at a time.
   int64_t block_;
 
@@ -544,7 +554,7 @@ class Forward final : public Attention<T> {
     packed_values_ = packed_keys_ + scores * this->features_;
     rows_ = packed_values_ + this->keys_ * wide;
     scores_ = rows_ + this->block_ * round_up(this->features_, 16);
-    results_ = scores_ + this->block_ * scores;
+    results_ = scores_ + this->block_ * this->score_row_;
     mask_row_ = results_ + this->block_ * wide;
     kept_rows_ = mask_row_ + (this->has_mask() ? this->keys_ : 0);
     copied_ = kept_rows_ + this->kept_size();
@@ -593,8 +603,8 @@ class Forward final : public Attention<T> {
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t at = block.begin + i;
       *static_cast<T*>(head.logarithm.at(at)) =
-          softmax(scores + i * this->score_panels_.columns(), head.rules.mask, at, block,
-                  memory + mask_row_, factors[i]);
+          softmax(scores + i * this->score_row_, head.rules.mask, at, block, memory + mask_row_,
+                  factors[i]);
     }
     if (this->drops_) drop(scores, factors, head.rules, block, memory + kept_rows_);
     this->multiply_scores(results, scores, memory + packed_values_, block);
@@ -608,7 +618,7 @@ class Forward final : public Attention<T> {
   void drop(T* scores, T* factors, const Rules& rules, const Block& block, T* kept) const {
     this->find_kept(kept, rules, block);
     for (int64_t i = 0; i < block.count; ++i) {
-      T* row = scores + i * this->score_panels_.columns();
+      T* row = scores + i * this->score_row_;
       this->pointwise(ops::Pointwise::kMul, 0)(row, row, kept + i * this->keys_, nullptr,
                                                this->num_keys(block, block.begin + i));
       factors[i] /= static_cast<T>(this->keep_);
@@ -677,8 +687,8 @@ class Backward final : public Attention<T> {
     grad_rows_ = take(rows);
     packed_ = take(this->block_ * wide);
     sums_ = take(this->block_ * wide);
-    scores_ = take(this->block_ * scores);
-    score_grads_ = take(this->block_ * scores);
+    scores_ = take(this->block_ * this->score_row_);
+    score_grads_ = take(this->block_ * this->score_row_);
     mask_row_ = take(this->has_mask() ? this->keys_ : 0);
     kept_rows_ = take(this->kept_size());
     copied_ = take(this->copied_size(key_, value_));
@@ -726,7 +736,7 @@ class Backward final : public Attention<T> {
   };
 
   void run_block(const Head& head, T* memory, const Block& block) const {
-    const int64_t features = this->features_, columns = this->score_panels_.columns();
+    const int64_t features = this->features_, columns = this->score_row_;
     T *queries = memory + query_rows_, *grads = memory + grad_rows_;
     T *scores = memory + scores_, *score_grads = memory + score_grads_, *sums = memory + sums_;
     this->copy_rows(queries, head.query, block, this->scale_);
