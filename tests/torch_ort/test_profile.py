@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -83,6 +84,14 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         self.text.append(data)
+
+
+@pytest.fixture
+def few_registers():
+    """Let the engine compute gradients of weights, as on a processor with AVX2."""
+    _C.testing.plant_codegen("few_registers")
+    yield
+    _C.testing.plant_codegen("own")
 
 
 class TestTable:
@@ -227,6 +236,22 @@ class TestTable:
             "forward": 2 * one // 2, "backward": 4 * one // 2
         }  # fmt: skip
         assert step_named(result, "attention").sizes == "8 of 5×8×5"
+
+    def test_gradients_of_the_weights_of_convolutions(self, few_registers):
+        layers = [(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()) for _ in range(3)]
+        wide = nn.Conv2d(16, 16, 7, padding=3, groups=16)
+        model = nn.Sequential(*itertools.chain(*layers), wide, nn.Conv2d(16, 16, 3, padding=1))
+        result = profile(model, torch.randn(2, 16, 9, 8))
+        places = 2 * 9 * 8
+        dense = [each for each in result.steps if "ConvolutionWeightGrad" in each.op]
+        assert len(dense) == 4
+        assert {each.sizes for each in dense} == {f"{places}×{16 * 9}×16"}
+        (depthwise,) = [each for each in result.steps if "DepthwiseWeightGrad" in each.op]
+        assert depthwise.sizes == f"16 of {places}×49×1"
+        for each in (*dense, depthwise):
+            assert (each.kind, each.where, each.half) == ("products", "native", "backward")
+        assert {each.flops for each in dense} == {2 * places * 16 * 9 * 16}
+        assert depthwise.flops == 2 * places * 16 * 49
 
     def test_inference(self):
         with torch.no_grad():

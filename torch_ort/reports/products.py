@@ -84,6 +84,11 @@ def attention(
     return Product((4 if backward else 2) * count, rows, depth, columns, flops)
 
 
+def weight_gradient(gradient: Sequence[int], weight: Sequence[int], groups: int) -> Product:
+    """Say what the gradient of the weight of a convolution computes, by that of its result."""
+    return _convolution(gradient, weight, False, groups)
+
+
 def rows_product(left: Sequence[int], right: Sequence[int], is_sum: bool, count: int) -> Product:
     """Say what a product of listed rows computes, `count` of them.
 

@@ -13,12 +13,19 @@ from torch.utils.flop_counter import flop_registry
 from torch_ort import _C
 from torch_ort.engine.program import Program
 from torch_ort.reports.moved import VIEW_FORMS, moved_bytes
-from torch_ort.reports.products import Product, attention, product, rows_product
+from torch_ort.reports.products import (
+    Product,
+    attention,
+    product,
+    rows_product,
+    weight_gradient,
+)
 from torch_ort.reports.profile_result import Profile
 from torch_ort.reports.profile_rows import Bar, GraphProfile, RegionProfile, StepTimes
 
 REGION = "torch_ort.Region"
 
+_WEIGHT_GRADIENTS = ("ConvolutionWeightGrad", "DepthwiseWeightGrad")
 _PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {"addmv", "addr", "dot", "mv"}
 _RUN = "torch_ort::session "  # an event of the engine, with the number of the session that runs
 _HALVES = {"torch_ort::run_forward": False, "torch_ort::run_backward": True}
@@ -176,6 +183,13 @@ def _native_products(program: Program) -> Iterator[tuple[str, Product]]:
             backward = op == "AttentionGrad"  # whose first input is the gradient
             if (found := shapes(inputs[1:4] if backward else inputs[:3])) is not None:
                 yield node["name"], attention(*found, bool(attrs.get("is_causal")), backward)
+        elif op in _WEIGHT_GRADIENTS:
+            if (found := shapes([*inputs[:2], node["outputs"][0]])) is not None:
+                gradient, image, weight = found
+                yield (
+                    node["name"],
+                    weight_gradient(gradient, weight, int(attrs.get("groups", image[1]))),
+                )
         elif op == "RowsProduct":
             count = listed.get(makers.get(inputs[-1], ""))
             if count is not None and (found := shapes(inputs[:2])) is not None:
@@ -210,7 +224,8 @@ def _kind(op: str) -> str:
     name = op.removeprefix("torch_ort.").rpartition("::")[2].partition(".")[0].rstrip("_")
     if "attention" in name.lower():
         return "attention"
-    return "products" if name in _PRODUCTS or name == "RowsProduct" else "other"
+    is_product = name in _PRODUCTS or name == "RowsProduct" or name in _WEIGHT_GRADIENTS
+    return "products" if is_product else "other"
 
 
 def _where(op: str, form: str, has_kernel: bool) -> str:
