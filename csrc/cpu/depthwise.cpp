@@ -19,6 +19,7 @@ namespace {
 constexpr int64_t kWorkPerThread = 1 << 16;  // in multiplications
 // So many parts are enough for the threads of any processor, and few enough to be added up.
 constexpr int64_t kMostParts = 64;
+
 template <typename T>
 class DepthwiseWeightGrad final : public Kernel {
  public:

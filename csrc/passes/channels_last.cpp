@@ -11,8 +11,9 @@
 // that the caller passes or that are returned to it are row-major and stay so. What a convolution
 // saves decreases with the share of its weight in the bytes that it reads: where weights are larger
 // than images, as in the last stages of a network, oneDNN's channels-last kernels are slower, and
-// there is nothing to gain. Where sizes are symbols, those of the captured call are the estimate;
-// images without known sizes stay row-major.
+// there is nothing to gain, but on processors where the engine computes the gradients of weights.
+// Where sizes are symbols, those of the captured call are the estimate; images without known sizes
+// stay row-major.
 //
 // Kernels that follow the layout of their images keep their axes, and get images (N, C, H, W) with
 // the strides of (N, H, W, C). All other nodes are rewritten to row-major tensors (N, H, W, C), so
@@ -46,6 +47,7 @@
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
+#include "region/codegen.h"
 
 #include <algorithm>
 #include <map>
@@ -327,6 +329,13 @@ class Chooser {
   }
 
  private:
+  // Whether channels-last images are slower where this weight is larger than they are. It is the
+  // gradient of the weight that would be, and some processors leave it to the engine
+  // (passes/convolution_weights).
+  static bool slows_down(const Value& weight) {
+    return weight.type.dtype != DType::kFloat || !region::prefers_own_convolutions(&weight);
+  }
+
   // Adds what the convolution gains or loses by channels last, as bytes that need no reorder.
   void weigh(const Node& node, const Candidate& candidate) {
     if (candidate.form.weight < 0) return;
@@ -340,8 +349,10 @@ class Chooser {
         bytes += scales_.num_bytes(*value);
       }
     }
-    const int64_t weights = scales_.count(*node.inputs[candidate.form.weight]);
-    const double share = static_cast<double>(weights) / static_cast<double>(images);
+    const Value& weight = *node.inputs[candidate.form.weight];
+    const double share = slows_down(weight) ? static_cast<double>(scales_.count(weight)) /
+                                                  static_cast<double>(images)
+                                            : 0;
     const auto gain = static_cast<int64_t>(static_cast<double>(bytes) * (1 - share));
     if (gain > 0) {
       cut_.add_arc(places_[&node], MinCut::kSink, gain);

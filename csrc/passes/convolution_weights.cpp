@@ -76,7 +76,7 @@ std::optional<Found> find_depthwise(const Value& dy, const Shape& window, ir::At
 
 std::optional<Found> find_dense(const Value& dy, const Value& result, const Shape& window,
                                 const Dim& groups, ir::Attrs attrs) {
-  if (!region::prefers_weight_gradients(&dy) || !groups.is_constant()) return std::nullopt;
+  if (!region::prefers_own_convolutions(&dy) || !groups.is_constant()) return std::nullopt;
   if (!window[1].is_constant() || window[1].constant() < kLeastChannels) return std::nullopt;
   if (window[2] == Dim(1) && window[3] == Dim(1)) return std::nullopt;
   const bool is_last = result.type.strides ? ops::has_channels_last(result.type)

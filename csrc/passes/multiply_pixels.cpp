@@ -17,6 +17,7 @@
 #include "passes/context.h"
 #include "passes/known_sizes.h"
 #include "passes/unread.h"
+#include "region/codegen.h"
 
 #include <algorithm>
 #include <optional>
@@ -33,7 +34,8 @@ using ir::Shape;
 using ir::Value;
 
 // Of float32. Up to here oneDNN's convolution takes longer, several times as long for few
-// multiplications. Beyond, neither is faster for all shapes. Of bfloat16 the product is as fast for
+// multiplications. Beyond, neither is faster for all shapes with AVX-512, and with AVX2 the product
+// is (region::prefers_own_convolutions). Of bfloat16 the product is as fast for
 // large ones, which oneDNN computes by its product anyway, and much faster on processors without
 // instructions for bfloat16 (benchmarks/results/decisions.md).
 constexpr int64_t kMostMultiplications = 1 << 26;
@@ -139,7 +141,8 @@ class Multiplier {
     const std::optional<int64_t> numbers = hinted_size(graph_, ir::numel(image));
     const std::optional<int64_t> channels = hinted_size(graph_, weight[0]);
     if (!numbers || !channels || *numbers <= 0 || *channels <= 0) return false;
-    return found.x->type.dtype != DType::kFloat || *numbers <= kMostMultiplications / *channels;
+    return found.x->type.dtype != DType::kFloat || region::prefers_own_convolutions(found.x) ||
+           *numbers <= kMostMultiplications / *channels;
   }
 
   void multiply(Node& node, const Convolution& found) {

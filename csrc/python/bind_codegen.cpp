@@ -59,9 +59,7 @@ class CpuCodegen : public region::Codegen {
   bool takes(const ir::Type& type) const override { return cpu::codegen().takes(type); }
   std::span<const region::KernelRow> kernels() const override { return cpu::codegen().kernels(); }
   bool has_wide_products() const override { return cpu::codegen().has_wide_products(); }
-  bool has_fast_weight_gradients() const override {
-    return cpu::codegen().has_fast_weight_gradients();
-  }
+  bool has_fast_convolutions() const override { return cpu::codegen().has_fast_convolutions(); }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,
@@ -111,10 +109,14 @@ class WrongCodegen final : public CpuCodegen {
   std::string node_;
 };
 
-// Judges oneDNN as on a processor with few registers.
-class FewRegistersCodegen final : public CpuCodegen {
+// Judges oneDNN as on a processor with few registers, or with many, whatever this one has.
+class RegistersCodegen final : public CpuCodegen {
  public:
-  bool has_fast_weight_gradients() const override { return false; }
+  explicit RegistersCodegen(bool has_many) : has_many_(has_many) {}
+  bool has_fast_convolutions() const override { return has_many_; }
+
+ private:
+  bool has_many_;
 };
 
 // A planted generator is never destroyed, because its kernels live as long as any session.
@@ -122,8 +124,10 @@ void plant_codegen(const std::string& kind, const std::string& node) {
   if (kind == "own") return region::set_codegen("cpu", &cpu::codegen());
   if (kind == "none") return region::set_codegen("cpu", nullptr);
   if (kind == "wrong") return region::set_codegen("cpu", new WrongCodegen(node));
-  if (kind == "few_registers") return region::set_codegen("cpu", new FewRegistersCodegen());
-  throw UserError(concat("testing: got '", kind, "', want one of own, none, wrong, few_registers"));
+  if (kind == "few_registers") return region::set_codegen("cpu", new RegistersCodegen(false));
+  if (kind == "many_registers") return region::set_codegen("cpu", new RegistersCodegen(true));
+  throw UserError(concat("testing: got '", kind,
+                         "', want one of own, none, wrong, few_registers, many_registers"));
 }
 
 using Part = std::tuple<int64_t, int64_t, size_t>;

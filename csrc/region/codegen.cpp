@@ -105,9 +105,9 @@ bool has_wide_products(const ir::Value* value) {
   return takes(value) && codegen_of(value)->has_wide_products();
 }
 
-bool prefers_weight_gradients(const ir::Value* value) {
+bool prefers_own_convolutions(const ir::Value* value) {
   return has_kernel(value, "ConvolutionWeightGrad") &&
-         !codegen_of(value)->has_fast_weight_gradients();
+         !codegen_of(value)->has_fast_convolutions();
 }
 
 std::unique_ptr<const Kernel> compile(const Codegen& codegen, const BoundNode& bound) {

@@ -99,9 +99,9 @@ class Codegen {
   virtual std::span<const KernelRow> kernels() const = 0;
   // Whether the device's own library multiplies short floats into float32 (WideMatMul).
   virtual bool has_wide_products() const = 0;
-  // Whether that library computes gradients of the weights of convolutions about as fast as their
-  // other products.
-  virtual bool has_fast_weight_gradients() const = 0;
+  // Whether that library computes convolutions of single pixels, and gradients of the weights of
+  // others, about as fast as the other products of convolutions.
+  virtual bool has_fast_convolutions() const = 0;
 
   // Compiles a region. Throws InternalError on layouts that do not fit the schedule, and
   // Unsupported on an operand of a dtype that kernels do not read.
@@ -137,9 +137,8 @@ inline bool has_kernel(const ir::Value* value, std::string_view op) {
 }
 // Whether the library of that device multiplies short floats into float32.
 bool has_wide_products(const ir::Value* value);
-// Whether the generator of that device has a kernel for gradients of the weights of convolutions
-// that is faster than the library's.
-bool prefers_weight_gradients(const ir::Value* value);
+// Whether the generator of that device has kernels for these that are faster than the library's.
+bool prefers_own_convolutions(const ir::Value* value);
 
 // Compiles a node by its op's row. Throws Unsupported if the generator has none.
 std::unique_ptr<const Kernel> compile(const Codegen& codegen, const BoundNode& bound);

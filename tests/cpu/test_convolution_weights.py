@@ -260,6 +260,45 @@ def test_a_weight_alone_has_a_gradient() -> None:
             assert_near(got.grad, other.grad, atol=3e-6)
 
 
+@pytest.fixture(params=["few_registers", "many_registers"])
+def registers(request: pytest.FixtureRequest) -> Iterator[str]:
+    _C.testing.plant_codegen(request.param)
+    yield request.param
+    _C.testing.plant_codegen("own")
+
+
+def nodes_and_gradients(model: nn.Module, x: Tensor) -> dict[str, int]:
+    """Train a step, compare it with float64, and give what its graph consists of."""
+    nodes = torch_ort.explain(copy.deepcopy(model), x).graphs[0].nodes
+    exact = copy.deepcopy(model).double()
+    torch.compile(model, backend="ort")(x).square().mean().backward()
+    exact(x.double()).square().mean().backward()
+    for got, other in zip(model.parameters(), exact.parameters(), strict=True):
+        assert_near(got.grad, other.grad, atol=3e-6)
+    return nodes
+
+
+def test_weights_larger_than_images(registers: str) -> None:
+    """Only the gradient of a weight is slower channels-last, and only with oneDNN."""
+    torch.manual_seed(0)
+    layers = [(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()) for _ in range(4)]
+    model = nn.Sequential(*itertools.chain(*layers))
+    nodes = nodes_and_gradients(model, torch.randn(2, 64, 3, 3))
+    is_few = registers == "few_registers"
+    assert nodes["torch_ort.ConvolutionWeightGrad"] == (4 if is_few else 0)
+
+
+def test_large_convolutions_of_single_pixels(registers: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 64, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(64, 80, 1), nn.ReLU(), nn.Conv2d(80, 16, 3, padding=1),
+    )  # fmt: skip
+    nodes = nodes_and_gradients(model, torch.randn(4, 3, 64, 64))  # 2^26.3 multiplications
+    products = nodes["MatMul"] + nodes["Gemm"]
+    assert products == (3 if registers == "few_registers" else 0)
+
+
 def test_a_processor_with_many_registers_leaves_them_to_onednn() -> None:
     is_chosen = num_kernels(network(), torch.randn(2, 3, 14, 13)) > 0
     assert is_chosen == (ISAS[-1] == "avx2")

@@ -47,6 +47,14 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def many_registers() -> Iterator[None]:
+    """Let passes choose as on a processor with AVX-512, whatever this one has."""
+    _C.testing.plant_codegen("many_registers")
+    yield
+    _C.testing.plant_codegen("own")
+
+
 @dataclasses.dataclass
 class Case:
     path: pathlib.Path
