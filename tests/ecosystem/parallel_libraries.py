@@ -29,19 +29,24 @@ def difference(nets: list[nn.Module]) -> float:
     return found
 
 
+def llama_config() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+
+
 def transformers_by_plan(rank: int, folder: Path) -> float:
     """Load a model by `tp_plan="auto"`, and train it."""
     # As torchrun sets them.
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
     if rank == 0:
         torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder / "llama")
+        LlamaForCausalLM(llama_config()).save_pretrained(folder / "llama")
     dist.barrier()
     nets = [LlamaForCausalLM.from_pretrained(folder / "llama", tp_plan="auto") for _ in range(2)]
     calls = [nets[0], torch.compile(nets[1], backend="ort", fullgraph=True)]
@@ -57,6 +62,37 @@ def transformers_by_plan(rank: int, folder: Path) -> float:
         for optimizer in optimizers:
             optimizer.step()
     return worst
+
+
+def deepspeed_by_size(rank: int, folder: Path) -> float:
+    """Let DeepSpeed split the layers of a model, and train it; give how far parameters differ."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
+    import deepspeed
+    from transformers import LlamaForCausalLM
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled
+    settings = {
+        "train_micro_batch_size_per_gpu": 2,
+        "tensor_parallel": {"autotp_size": 2},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+    }
+    engines = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        net = deepspeed.tp_model_init(
+            LlamaForCausalLM(llama_config()), tp_size=2, dtype=torch.float32
+        )
+        engines.append(deepspeed.initialize(model=net, config=settings)[0])
+    compiled = engines[1].module
+    compiled.forward = torch.compile(compiled.forward, backend="ort", fullgraph=True)
+    for step in range(3):
+        torch.manual_seed(step)
+        ids = torch.randint(0, 64, (2, 16))
+        for engine in engines:
+            engine.backward(engine(input_ids=ids, labels=ids).loss)
+            engine.step()
+    pairs = zip(*(engine.module.parameters() for engine in engines), strict=True)
+    return max(((mine - want).norm() / want.norm()).item() for want, mine in pairs)
 
 
 def pipeline_of_stages(rank: int, folder: Path) -> float:
@@ -91,7 +127,8 @@ def reducer_in_python(rank: int, folder: Path) -> float:
 
 
 CASES = {each.__name__: each for each in (pipeline_of_stages, reducer_in_python)}
-CASES_OF_TRANSFORMERS = {"transformers_by_plan": transformers_by_plan}
+# Each by itself: not everyone has these libraries.
+OTHER_CASES = {each.__name__: each for each in (transformers_by_plan, deepspeed_by_size)}
 
 
 def main() -> None:
@@ -105,7 +142,7 @@ def main() -> None:
         torch_ort.reset_counters()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            worst = {**CASES, **CASES_OF_TRANSFORMERS}[name](rank, folder)
+            worst = {**CASES, **OTHER_CASES}[name](rank, folder)
         words = [str(each.message) for each in caught if each.category is FallbackWarning]
         counters = dict(torch_ort.counters())
         found[name] = {"difference": worst, "warnings": words, "counters": counters}

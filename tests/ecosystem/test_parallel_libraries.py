@@ -9,7 +9,7 @@ from typing import Any
 import parallel_libraries
 import pytest
 import torch.distributed as dist
-from parallel_libraries import CASES, CASES_OF_TRANSFORMERS
+from parallel_libraries import CASES
 from processes import run_script
 
 pytestmark = [
@@ -30,8 +30,7 @@ def results_of(tmp_path_factory) -> Callable[[str], list[dict[str, Any]]]:
         )  # fmt: skip
 
     def find(name: str) -> list[dict[str, Any]]:
-        cases = CASES if name in CASES else CASES_OF_TRANSFORMERS
-        return [of_rank[name] for of_rank in run(tuple(cases))]
+        return [of_rank[name] for of_rank in run(tuple(CASES) if name in CASES else (name,))]
 
     return find
 
@@ -50,6 +49,15 @@ def check_all_in_engine(found: list[dict[str, Any]], graphs: int, runs: int) -> 
 def test_transformers_by_plan(results_of) -> None:
     pytest.importorskip("transformers")
     found = results_of("transformers_by_plan")
+    check_all_in_engine(found, graphs=1, runs=3)
+    assert all(each["counters"]["collectives"] > 0 for each in found)
+
+
+@pytest.mark.deepspeed
+def test_deepspeed_by_size(results_of) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("deepspeed")
+    found = results_of("deepspeed_by_size")
     check_all_in_engine(found, graphs=1, runs=3)
     assert all(each["counters"]["collectives"] > 0 for each in found)
 
