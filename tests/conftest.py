@@ -280,3 +280,23 @@ def compare_training(
         return want, got
 
     return compare
+
+
+@pytest.fixture
+def few_registers() -> Iterator[None]:
+    """Let passes judge oneDNN as on a processor with AVX2, whatever this one has."""
+    yield from planted("few_registers")
+
+
+@pytest.fixture
+def many_registers() -> Iterator[None]:
+    """The same as on one with AVX-512."""
+    yield from planted("many_registers")
+
+
+def planted(codegen: str) -> Iterator[None]:
+    from torch_ort import _C
+
+    _C.testing.plant_codegen(codegen)
+    yield
+    _C.testing.plant_codegen("own")

@@ -185,14 +185,6 @@ def test_gradients_with_gaps_and_row_major_images_are_refused() -> None:
 # ---- as the pass writes it -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def few_registers() -> Iterator[None]:
-    """Judge oneDNN as on a processor with AVX2, whatever this one has."""
-    _C.testing.plant_codegen("few_registers")
-    yield
-    _C.testing.plant_codegen("own")
-
-
 def network(bias: bool = True, channels: int = 16) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, channels, 3, padding=1, bias=bias), nn.ReLU(),

@@ -47,12 +47,9 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def many_registers() -> Iterator[None]:
-    """Let passes choose as on a processor with AVX-512, whatever this one has."""
-    _C.testing.plant_codegen("many_registers")
-    yield
-    _C.testing.plant_codegen("own")
+@pytest.fixture(autouse=True)
+def choices(many_registers: None) -> None:
+    """Make no test depend on the processor."""
 
 
 @dataclasses.dataclass

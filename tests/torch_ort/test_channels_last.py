@@ -471,6 +471,7 @@ def test_what_no_call_weighs_stays_plain() -> None:
         assert moved(graph) == 0
 
 
+@pytest.mark.usefixtures("many_registers")
 def test_weights_weigh_as_in_the_captured_call() -> None:
     model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3))
     for size, is_moved in ((32, True), (4, False)):

@@ -155,6 +155,7 @@ def test_what_stays_a_convolution(layer: nn.Module) -> None:
     ("size", "dtype", "is_product"),
     [(32, torch.float32, True), (34, torch.float32, False), (34, torch.bfloat16, True)],
 )
+@pytest.mark.usefixtures("many_registers")
 def test_large_ones_of_float32_stay_convolutions(
     size: int, dtype: torch.dtype, is_product: bool
 ) -> None:

@@ -86,14 +86,6 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-@pytest.fixture
-def few_registers():
-    """Let the engine compute gradients of weights, as on a processor with AVX2."""
-    _C.testing.plant_codegen("few_registers")
-    yield
-    _C.testing.plant_codegen("own")
-
-
 class TestTable:
     def test_each_step_of_a_training_step_has_a_row(self):
         model = mlp()
@@ -237,7 +229,8 @@ class TestTable:
         }  # fmt: skip
         assert step_named(result, "attention").sizes == "8 of 5×8×5"
 
-    def test_gradients_of_the_weights_of_convolutions(self, few_registers):
+    @pytest.mark.usefixtures("few_registers")
+    def test_gradients_of_the_weights_of_convolutions(self):
         layers = [(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()) for _ in range(3)]
         wide = nn.Conv2d(16, 16, 7, padding=3, groups=16)
         model = nn.Sequential(*itertools.chain(*layers), wide, nn.Conv2d(16, 16, 3, padding=1))

@@ -28,7 +28,7 @@ def narrowing(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 @pytest.fixture(autouse=True)
-def clean() -> None:
+def clean(many_registers: None) -> None:
     torch.compiler.reset()
     torch_ort.reset_counters()
 
