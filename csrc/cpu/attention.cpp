@@ -110,8 +110,8 @@ struct Panels {
 // cache: an odd number of its lines.
 template <typename T>
 int64_t spread_row(int64_t n) {
-  constexpr int64_t line = 64 / sizeof(T);
-  return (ceil_div(n, line) / 2 * 2 + 1) * line;
+  constexpr int64_t kLine = 64 / sizeof(T);
+  return (ceil_div(n, kLine) / 2 * 2 + 1) * kLine;
 }
 
 template <typename T>

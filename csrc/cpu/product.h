@@ -16,8 +16,8 @@
 //
 // The register kernel takes the numbers with which sums start, so that a bias needs no pass of its
 // own, and serves attention and gradients of convolutions too. No library was taken instead:
-// oneDNN's `dnnl_sgemm` is only available as 40 MB with libOpenCL (Debian), or in a wheel that ended
-// in 2023, and nothing could be fused with it.
+// oneDNN's `dnnl_sgemm` is only available as 40 MB with libOpenCL (Debian), or in a wheel that
+// ended in 2023, and nothing could be fused with it.
 //
 // Regions are not fused into products, although that was built and measured: a region ran on blocks
 // of a product while these were in the second-level cache, with sums over rows, row reductions,
