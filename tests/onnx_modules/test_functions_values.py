@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -270,7 +272,16 @@ QUANTIZED |= {
 }  # fmt: skip
 
 
+@functools.cache
+def multiplies_bytes() -> bool:
+    """Whether the processor adds up products of bytes in 32 bits (VNNI)."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return not cpuinfo.exists() or "vnni" in cpuinfo.read_text()
+
+
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_quantized(name: str) -> None:
+    if "torch.int8" in name and not multiplies_bytes():
+        pytest.skip("onnxruntime adds up products with int8 in 16 bits here, which saturate")
     # onnxruntime multiplies the scales of products first, which rounds elsewhere.
     compare(name, QUANTIZED[name], rtol=1e-6, atol=1 if name.startswith("QLinear") else 1e-6)
