@@ -54,7 +54,6 @@ Convolution::Convolution(const BoundNode& bound) {
             node.op.name, ": the operands do not fit together");
   gradient_strides = of_result.strides;
   image_strides = of_image.strides;
-  weight_strides = weight.strides;
 }
 
 }  // namespace torch_ort::cpu

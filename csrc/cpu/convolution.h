@@ -19,7 +19,7 @@ struct Convolution {
 
   int64_t batch = 0, channels = 0, rows = 0;
   std::array<int64_t, 2> stride{}, pad{}, dilation{}, image{}, result{}, window{};
-  std::vector<int64_t> gradient_strides, image_strides, weight_strides;
+  std::vector<int64_t> gradient_strides, image_strides;
 
   int64_t num_taps() const { return window[0] * window[1]; }
 };

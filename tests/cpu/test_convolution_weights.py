@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -253,10 +252,9 @@ def test_a_weight_alone_has_a_gradient() -> None:
 
 
 @pytest.fixture(params=["few_registers", "many_registers"])
-def registers(request: pytest.FixtureRequest) -> Iterator[str]:
-    _C.testing.plant_codegen(request.param)
-    yield request.param
-    _C.testing.plant_codegen("own")
+def registers(request: pytest.FixtureRequest) -> str:
+    request.getfixturevalue(request.param)
+    return request.param
 
 
 def nodes_and_gradients(model: nn.Module, x: Tensor) -> dict[str, int]:

@@ -26,7 +26,9 @@ from torch_ort.reports.profile_rows import Bar, GraphProfile, RegionProfile, Ste
 REGION = "torch_ort.Region"
 
 _WEIGHT_GRADIENTS = ("ConvolutionWeightGrad", "DepthwiseWeightGrad")
-_PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {"addmv", "addr", "dot", "mv"}
+_PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {
+    "addmv", "addr", "dot", "mv", "RowsProduct", *_WEIGHT_GRADIENTS,
+}  # fmt: skip
 _RUN = "torch_ort::session "  # an event of the engine, with the number of the session that runs
 _HALVES = {"torch_ort::run_forward": False, "torch_ort::run_backward": True}
 # What the time outside of steps is spent on, by the beginning of the event's name.
@@ -224,8 +226,7 @@ def _kind(op: str) -> str:
     name = op.removeprefix("torch_ort.").rpartition("::")[2].partition(".")[0].rstrip("_")
     if "attention" in name.lower():
         return "attention"
-    is_product = name in _PRODUCTS or name == "RowsProduct" or name in _WEIGHT_GRADIENTS
-    return "products" if is_product else "other"
+    return "products" if name in _PRODUCTS else "other"
 
 
 def _where(op: str, form: str, has_kernel: bool) -> str:
