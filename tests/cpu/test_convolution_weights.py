@@ -278,6 +278,29 @@ def test_weights_larger_than_images(registers: str) -> None:
     assert nodes["torch_ort.ConvolutionWeightGrad"] == (4 if is_few else 0)
 
 
+class Shortcut(nn.Module):
+    """A residual block that halves an image of few channels, and a convolution that doubles it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.before, self.after = nn.Conv2d(3, channels, 3, padding=1), nn.Conv2d(5, 4, 3)
+        self.main = nn.Conv2d(channels, 20, 3, stride=2, padding=1)
+        self.short = nn.Conv2d(channels, 20, 1, stride=2)
+        self.wider = nn.ConvTranspose2d(20, 5, 1, stride=2, output_padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x).relu()
+        return self.after(self.wider((self.main(x) + self.short(x)).relu()).relu())
+
+
+@pytest.mark.parametrize("channels", [2, 7, 15])
+def test_few_channels_of_every_second_pixel(registers: str, channels: int) -> None:
+    """Here oneDNN's kernel of channels-last images writes beyond its memory, in eager, too."""
+    torch.manual_seed(0)
+    nodes = nodes_and_gradients(Shortcut(channels), torch.randn(4, 3, 64, 64))
+    assert nodes["torch_ort.ConvolutionWeightGrad"] == 2
+
+
 def test_large_convolutions_of_single_pixels(registers: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
