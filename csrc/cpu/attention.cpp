@@ -19,6 +19,7 @@
 // memory.
 #include "base/error.h"
 #include "base/rounding.h"
+#include "cpu/panels.h"
 #include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/rows.h"
@@ -105,14 +106,6 @@ struct Panels {
   }
   int64_t columns() const { return width * num; }
 };
-
-// At least `n` numbers, such that rows of so many do not evict each other from the first-level
-// cache: an odd number of its lines.
-template <typename T>
-int64_t spread_row(int64_t n) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  return (ceil_div(n, kLine) / 2 * 2 + 1) * kLine;
-}
 
 template <typename T>
 class Attention : public Kernel {

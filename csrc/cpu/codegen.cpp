@@ -20,6 +20,8 @@ constexpr region::KernelRow kKernels[] = {
     {"RowsProduct", make_rows_product},
     {"Take", make_take},
     {"TakeGrad", make_take_grad},
+    {"WinogradConvolution", make_winograd_convolution},
+    {"WinogradWeightGrad", make_winograd_weight_grad},
     {"ZeroRows", make_zero_rows},
 };
 

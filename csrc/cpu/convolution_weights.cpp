@@ -13,6 +13,7 @@
 #include "base/rounding.h"
 #include "cpu/convolution.h"
 #include "cpu/grid.h"
+#include "cpu/panels.h"
 #include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/thread_memory.h"
@@ -122,47 +123,28 @@ class ConvolutionWeightGrad final : public Kernel {
   // `adds`: to what is in `weight`.
   void multiply_block(const T* left, const T* right, T* weight, bool adds, int64_t places,
                       const Rectangle& block) const {
-    const int64_t panel = kernels_.panel_width;
-    const int64_t whole = block.columns / panel, rest = block.columns % panel;
+    const PackedColumns columns(block.columns, kernels_.panel_width);
     for (int64_t i = 0; i < block.rows; i += kGroupRows) {
       T* to = weight + (block.row + i) * columns_ + block.column;
-      PanelProduct<T> product{.c = to,
-                              .c_row = columns_,
-                              .start = adds ? to : nullptr,
-                              .start_row = columns_,
-                              .a = left + i * places,
-                              .a_is_packed = true,
-                              .b = right,
-                              .b_row = panel,
-                              .b_panel = panel * places,
-                              .width = panel,
-                              .num_panels = whole,
-                              .columns = whole * panel,
-                              .m = std::min(kGroupRows, block.rows - i),
-                              .k = places};
-      if (whole > 0) kernels_.multiply(product);
-      if (rest == 0) continue;
-      product.c += product.columns;
-      if (adds) product.start += product.columns;
-      product.b += whole * product.b_panel;
-      product.b_row = product.width = width_of(rest);
-      product.num_panels = 1;
-      product.columns = rest;
-      kernels_.multiply(product);
+      PanelProduct<T> product{};
+      product.c = to;
+      product.c_row = product.start_row = columns_;
+      product.start = adds ? to : nullptr;
+      product.a = left + i * places;
+      product.a_is_packed = true;
+      product.m = std::min(kGroupRows, block.rows - i);
+      product.k = places;
+      columns.multiply(kernels_, product, right);
     }
-  }
-
-  // The width of a panel of so many columns.
-  int64_t width_of(int64_t columns) const {
-    const int64_t half = kernels_.panel_width / 2;
-    return columns <= half ? half : kernels_.panel_width;
   }
 
   // Packs panels of the right factor, of some columns and places.
   void pack_pixels(T* to, const T* image, int64_t place, int64_t places, int64_t column,
                    int64_t columns) const {
+    const PackedColumns packed(columns, kernels_.panel_width);
     for (int64_t j = 0; j < columns; j += kernels_.panel_width) {
-      const int64_t count = std::min(kernels_.panel_width, columns - j), width = width_of(count);
+      const int64_t count = std::min(kernels_.panel_width, columns - j);
+      const int64_t width = packed.width_from(j);
       if (count < width) std::fill_n(to, width * places, T(0));
       // Channels of one tap after the other.
       for (int64_t first = 0; first < count;) {

@@ -94,6 +94,19 @@ struct DepthwiseRow {
   int64_t places;
 };
 
+// The transforms of Winograd convolutions (cpu/winograd.cpp), of a tile of rows with n numbers.
+template <typename T>
+struct TileTransforms {
+  using Transform = void (*)(const T* const* from, T* const* to, int64_t n);
+  Transform image = nullptr;     // 4x4 pixels -> 4x4 rows
+  Transform gradient = nullptr;  // 2x2 pixels -> 4x4 rows
+  Transform weight = nullptr;    // 3x3 taps -> 4x4 rows
+  // Return 0 if all numbers of the result are finite, and NaN otherwise.
+  using Checked = T (*)(const T* const* from, T* const* to, int64_t n);
+  Checked result = nullptr;           // 4x4 rows, and one to add to all -> 2x2 pixels
+  Checked weight_gradient = nullptr;  // 4x4 rows -> 3x3 taps
+};
+
 // A loop of multiplications and additions on registers alone, with so many independent sums that
 // only the processor's multiplying units limit it. No product of matrices can be faster.
 struct RegisterLoop {
@@ -162,6 +175,7 @@ struct Kernels {
   void (*multiply_stripes)(const FewRows<T>& product) = nullptr;  // rows of b are contiguous
   int64_t stripe_rows = 0;  // rows of which multiply_stripes() reads b once
   void (*depthwise_row)(const DepthwiseRow<T>& row) = nullptr;
+  TileTransforms<T> tiles;
   RegisterLoop peak;
   // A copy that does not read the target into the caches. Both are aligned to 64 bytes, and
   // `num_bytes` is a multiple of these.

@@ -7,6 +7,7 @@
 #include "cpu/few_rows_loops.h"
 #include "cpu/kernels.h"
 #include "cpu/product_loops.h"
+#include "cpu/winograd_loops.h"
 
 #include <ATen/cpu/vec/functional.h>
 #include <ATen/cpu/vec/vec.h>
@@ -758,6 +759,7 @@ struct TableMaker {
     table.multiply_columns = multiply_columns<T>;
     table.multiply_stripes = multiply_stripes<T>;
     table.stripe_rows = kStripeRows;
+    table.tiles = kTileTransforms<T>;
     table.peak = kPeak<T>;
     table.copy_past_caches = copy_past_caches;
     table.depthwise_row = depthwise_row<T>;

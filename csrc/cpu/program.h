@@ -124,6 +124,8 @@ std::unique_ptr<const Kernel> make_rows(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_rows_product(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_take(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_take_grad(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_winograd_convolution(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_winograd_weight_grad(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_zero_rows(const BoundNode& bound);
 
 }  // namespace torch_ort::cpu

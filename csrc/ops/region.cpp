@@ -191,6 +191,15 @@ void register_region(Registry& ops) {
                         {"strides", kInts, true}});
   convolution.kernel = {.writes_strides = false, .reads_gaps = false};
   ops.add(convolution);
+  // the same, without strides, dilation and groups, for windows of 3x3
+  convolution.name = "WinogradWeightGrad";
+  ops.add(convolution);
+  // image [N, C, H, W], weight [O, C, 3, 3], [bias [O]] -> convolution [N, O, H', W']. Channels of
+  // images lie side by side. `turned`: the weight is [C, O, 3, 3] and turned by half a turn, as for
+  // the gradient of the image of a convolution.
+  Op tiled = own("WinogradConvolution", 2, lower_region, {{"pads", kInts, true}, {"turned", kInt}});
+  tiled.max_inputs = 3;
+  ops.add(tiled);
   // gradient of the result [N, C, H', W'] and image [N, C, H, W] of a convolution of each channel
   // by itself, whose channels lie side by side -> gradients of weight [C, 1, h, w] and of bias [C]
   Op depthwise = own("DepthwiseWeightGrad", 2, lower_region,

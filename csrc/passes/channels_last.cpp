@@ -43,6 +43,7 @@
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/context.h"
+#include "passes/convolutions.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
@@ -329,11 +330,13 @@ class Chooser {
   }
 
  private:
-  // Whether channels-last images are slower where this weight is larger than they are. It is the
-  // gradient of the weight that would be, and some processors leave it to the engine
-  // (passes/convolution_weights).
-  static bool slows_down(const Value& weight) {
-    return weight.type.dtype != DType::kFloat || !region::prefers_own_convolutions(&weight);
+  // Whether channels-last images are slower where the weight is larger than they are. It is the
+  // gradient of the weight that would be, which the engine computes of many convolutions
+  // (passes/winograd), on some processors of all (passes/convolution_weights).
+  bool slows_down(const Node& node, const Value& weight) const {
+    if (weight.type.dtype != DType::kFloat) return true;
+    const std::optional<Convolution> found = find_convolution(node);
+    return !region::prefers_own_convolutions(&weight) && !(found && suits_winograd(graph_, *found));
   }
 
   // Adds what the convolution gains or loses by channels last, as bytes that need no reorder.
@@ -350,9 +353,9 @@ class Chooser {
       }
     }
     const Value& weight = *node.inputs[candidate.form.weight];
-    const double share = slows_down(weight) ? static_cast<double>(scales_.count(weight)) /
-                                                  static_cast<double>(images)
-                                            : 0;
+    const double share = slows_down(node, weight) ? static_cast<double>(scales_.count(weight)) /
+                                                        static_cast<double>(images)
+                                                  : 0;
     const auto gain = static_cast<int64_t>(static_cast<double>(bytes) * (1 - share));
     if (gain > 0) {
       cut_.add_arc(places_[&node], MinCut::kSink, gain);

@@ -9,17 +9,11 @@
 // that oneDNN's convolution is as fast. Where sizes are symbols, those of the captured call decide.
 
 #include "ir/edit.h"
-#include "ops/aten_names.h"
 #include "ops/channels_last.h"
-#include "ops/op.h"
-#include "ops/writer.h"
-#include "passes/arguments.h"
 #include "passes/context.h"
-#include "passes/known_sizes.h"
-#include "passes/unread.h"
+#include "passes/convolutions.h"
 #include "region/codegen.h"
 
-#include <algorithm>
 #include <optional>
 
 namespace torch_ort::passes {
@@ -39,66 +33,6 @@ using ir::Value;
 // oneDNN computes by its product anyway, and much faster on processors without instructions for
 // bfloat16 (benchmarks/results/decisions.md).
 constexpr int64_t kMostMultiplications = 1 << 26;
-
-// A convolution or its gradient. What is not there is nullptr.
-struct Convolution {
-  Value *gradient, *x, *weight, *bias;
-  Value *y, *dx, *dweight, *dbias;
-};
-
-bool is_all(const ops::Arg& arg, int64_t number) {
-  const auto& list = std::get<ops::ArgList>(arg.value);
-  return std::all_of(list.begin(), list.end(), [&](const ops::Arg& each) {
-    const auto* dim = std::get_if<Dim>(&each.value);
-    return dim != nullptr && *dim == Dim(number);
-  });
-}
-
-// Stride, padding, dilation, whether it is transposed, padding of the result, groups.
-bool moves_no_pixel(const ops::Call& call, size_t stride) {
-  const auto* groups = std::get_if<Dim>(&call.args.at(stride + 5).value);
-  return is_all(call.args.at(stride), 1) && is_all(call.args.at(stride + 1), 0) &&
-         is_all(call.args.at(stride + 2), 1) && !std::get<bool>(call.args.at(stride + 3).value) &&
-         groups != nullptr && *groups == Dim(1);
-}
-
-std::optional<Convolution> find_convolution(const Node& node) {
-  if (node.is_erased() || !ops::work_of(node).image.is_convolution) return std::nullopt;
-  ops::CallList list;
-  ops::registry().find(node.op)->lower(node, list);
-  // More calls pad the image before.
-  if (list.calls.size() != 1) return std::nullopt;
-  const ops::Call& call = list.calls[0];
-  const auto argument = [&](size_t i) { return tensor(call.args.at(i)); };
-  if (call.op == ops::aten::kConvolution) {
-    if (!moves_no_pixel(call, 3)) return std::nullopt;
-    return Convolution{.gradient = nullptr,
-                       .x = argument(0),
-                       .weight = argument(1),
-                       .bias = argument(2),
-                       .y = node.outputs[0],
-                       .dx = nullptr,
-                       .dweight = nullptr,
-                       .dbias = nullptr};
-  }
-  if (!moves_no_pixel(call, 4)) return std::nullopt;
-  const auto read_output = [&](size_t i) { return is_read(node, i) ? node.outputs[i] : nullptr; };
-  return Convolution{.gradient = argument(0),
-                     .x = argument(1),
-                     .weight = argument(2),
-                     .bias = nullptr,
-                     .y = nullptr,
-                     .dx = read_output(0),
-                     .dweight = read_output(1),
-                     .dbias = read_output(2)};
-}
-
-// Whether the pixels of an image are the rows of a matrix in its memory.
-bool has_rows(const Value& image) {
-  const ir::Type& type = image.type;
-  if (!type.is_known() || type.shape->size() != ops::kImageRank) return false;
-  return type.strides ? ops::has_channels_last(type) : ops::is_either_layout(*type.shape);
-}
 
 class Multiplier {
  public:
@@ -126,10 +60,12 @@ class Multiplier {
         value != nullptr && value->type.is_known() &&
         (value->type.dtype == DType::kFloat || value->type.dtype == DType::kBFloat16) &&
         ops::prefers_channels_last(value->type.device);
-    return is_fast && has_rows(*value) && sizes_.are_known(*value);
+    return is_fast && has_pixels_as_rows(value->type) && sizes_.are_known(*value);
   }
 
   bool can_multiply(const Convolution& found) const {
+    const bool is_padded = !(found.pads == Shape{Dim(0), Dim(0)});
+    if (found.moves() || is_padded || !found.has_window(1, 1)) return false;
     for (const Value* matrix : {found.x, found.weight}) {
       if (!is_matrix(matrix)) return false;
     }
@@ -137,7 +73,7 @@ class Multiplier {
       if (matrix != nullptr && !is_matrix(matrix)) return false;
     }
     const Shape &image = *found.x->type.shape, &weight = *found.weight->type.shape;
-    if (!(weight[2] == Dim(1)) || !(weight[3] == Dim(1)) || !(weight[1] == image[1])) return false;
+    if (!(weight[1] == image[1])) return false;
     const std::optional<int64_t> numbers = hinted_size(graph_, ir::numel(image));
     const std::optional<int64_t> channels = hinted_size(graph_, weight[0]);
     if (!numbers || !channels || *numbers <= 0 || *channels <= 0) return false;

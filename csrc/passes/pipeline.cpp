@@ -32,6 +32,7 @@ int chunk_losses(ir::Graph& graph, PassContext& context);
 int lazy_logits(ir::Graph& graph, PassContext& context);
 int recompute_tagged(ir::Graph& graph, PassContext& context);
 int channels_last(ir::Graph& graph, PassContext& context);
+int winograd(ir::Graph& graph, PassContext& context);
 int multiply_pixels(ir::Graph& graph, PassContext& context);
 int convolution_weights(ir::Graph& graph, PassContext& context);
 int replay_views(ir::Graph& graph, PassContext& context);
@@ -153,13 +154,15 @@ const std::vector<Pass>& pipeline() {
        .run = channels_last,
        .writes_engine_ops = true,
        .rounds_elsewhere = true},
+      // after channels_last, which has channels lie side by side
+      {.name = "winograd", .run = winograd, .writes_engine_ops = true, .rounds_elsewhere = true},
       // after channels_last, which makes pixels the rows of a matrix; before replay_views: it makes
       // views
       {.name = "multiply_pixels",
        .run = multiply_pixels,
        .writes_engine_ops = true,
        .rounds_elsewhere = true},
-      // after channels_last, which has channels lie side by side
+      // after winograd, which leaves it the other convolutions
       {.name = "convolution_weights",
        .run = convolution_weights,
        .writes_engine_ops = true,

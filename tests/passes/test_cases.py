@@ -7,7 +7,7 @@ but for the passes that compute in another way: these within 1e-5, or within wha
 file says, as `# WITHIN: 1e-4`. `# CUT DIGITS WITHIN: 1e-2` is for results of a pass that leaves out
 casts to short floats, and so keeps digits that these cut off.
 A line `# TAGGED must_recompute in 0: a b` tags the nodes that give `a` and `b`, for the text form
-has no word for it.
+has no word for it. `# AFTER PASS: channels_last` runs that pass before.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ FOLDER = pathlib.Path(__file__).parent
 TITLE = re.compile(r"^# -----(.*)\n", re.MULTILINE)
 AFTER = "# AFTER\n"
 TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
+EARLIER = re.compile(r"^# AFTER PASS: (\w+)$", re.MULTILINE)
 SIZES = {"N": 3, "M": 5}
 TO_A_SHORT_FLOAT = re.compile(r"Cast <to = 1[06]>")
 PASSES = {each.name: each for each in _C.passes()}
@@ -103,6 +104,8 @@ def read_graph(text: str) -> _C.Graph:
     graph = _C.Graph.from_onnx(model.SerializeToString(), allow=["_c10d_functional"])
     _C.infer_types(graph)
     graph.size_hints = SIZES
+    for name in EARLIER.findall(text):
+        assert _C.run_pass(name, graph) > 0
     return graph
 
 

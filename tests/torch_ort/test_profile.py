@@ -246,6 +246,20 @@ class TestTable:
         assert {each.flops for each in dense} == {2 * places * 16 * 9 * 16}
         assert depthwise.flops == 2 * places * 16 * 49
 
+    def test_convolutions_that_multiply_less(self):
+        layers = [(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()) for _ in range(3)]
+        result = profile(nn.Sequential(*itertools.chain(*layers)), torch.randn(3, 32, 9, 8))
+        tiles = 3 * 5 * 4
+        both = [each for each in result.steps if "WinogradConvolution" in each.op]
+        gradients = [each for each in result.steps if "WinogradWeightGrad" in each.op]
+        # The image that is given needs no gradient.
+        assert [len(both), len(gradients)] == [5, 3]
+        assert {each.sizes for each in both} == {f"16 of {tiles}×32×32"}
+        assert {each.sizes for each in gradients} == {f"16 of 32×{tiles}×32"}
+        for each in (*both, *gradients):
+            assert (each.kind, each.where) == ("products", "native")
+            assert each.flops == 2 * 16 * tiles * 32 * 32
+
     def test_inference(self):
         with torch.no_grad():
             result = profile(mlp(), torch.randn(4, 6))

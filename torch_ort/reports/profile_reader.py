@@ -19,6 +19,8 @@ from torch_ort.reports.products import (
     product,
     rows_product,
     weight_gradient,
+    winograd,
+    winograd_weight_gradient,
 )
 from torch_ort.reports.profile_result import Profile
 from torch_ort.reports.profile_rows import Bar, GraphProfile, RegionProfile, StepTimes
@@ -28,6 +30,7 @@ REGION = "torch_ort.Region"
 _WEIGHT_GRADIENTS = ("ConvolutionWeightGrad", "DepthwiseWeightGrad")
 _PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {
     "addmv", "addr", "dot", "mv", "RowsProduct", *_WEIGHT_GRADIENTS,
+    "WinogradConvolution", "WinogradWeightGrad",
 }  # fmt: skip
 _RUN = "torch_ort::session "  # an event of the engine, with the number of the session that runs
 _HALVES = {"torch_ort::run_forward": False, "torch_ort::run_backward": True}
@@ -192,6 +195,14 @@ def _native_products(program: Program) -> Iterator[tuple[str, Product]]:
                     node["name"],
                     weight_gradient(gradient, weight, int(attrs.get("groups", image[1]))),
                 )
+        elif op == "WinogradConvolution":
+            if (found := shapes([inputs[0], node["outputs"][0]])) is not None:
+                image, result = found
+                yield node["name"], winograd(result, image[1])
+        elif op == "WinogradWeightGrad":
+            if (found := shapes(inputs)) is not None:
+                gradient, image = found
+                yield node["name"], winograd_weight_gradient(gradient, image[1])
         elif op == "RowsProduct":
             count = listed.get(makers.get(inputs[-1], ""))
             if count is not None and (found := shapes(inputs[:2])) is not None:

@@ -90,10 +90,11 @@ double Costs::product_flops(const Node& node) const {
 
 // Each element of the result is the sum of products with all weights of its channel.
 double Costs::convolution_flops(const Node& node) const {
-  if (!ir::is(&node, "Conv") || node.inputs.size() < 2) return 0;
-  const ir::Type& weight = node.inputs[1]->type;
-  if (!weight.is_known() || weight.shape->empty()) return 0;
-  const auto channels = static_cast<double>(hinted_size(graph_, weight.shape->front()).value_or(1));
+  const bool is_ours = ir::is(&node, "WinogradConvolution", ir::kTorchOrtDomain);
+  if ((!is_ours && !ir::is(&node, "Conv")) || node.inputs.size() < 2) return 0;
+  const ir::Type& result = node.outputs[0]->type;
+  if (!result.is_known() || result.shape->size() < 2) return 0;
+  const auto channels = static_cast<double>(hinted_size(graph_, (*result.shape)[1]).value_or(1));
   return 2 * count(*node.outputs[0]) * count(*node.inputs[1]) / std::max(channels, 1.0);
 }
 

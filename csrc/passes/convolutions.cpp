@@ -1,0 +1,161 @@
+#include "passes/convolutions.h"
+
+#include "ir/edit.h"
+#include "ops/aten_names.h"
+#include "ops/channels_last.h"
+#include "ops/op.h"
+#include "passes/arguments.h"
+#include "passes/unread.h"
+#include "region/codegen.h"
+
+#include <algorithm>
+#include <iterator>
+
+namespace torch_ort::passes {
+
+namespace {
+
+using ir::Dim;
+using ir::Graph;
+using ir::Node;
+using ir::Shape;
+using ir::Value;
+
+constexpr size_t kNumGradients = 3;  // of the image, the weight and the bias
+
+// Of Winograd's convolutions: half of the channels on both sides, if these are as many, and tiles.
+constexpr int64_t kLeastChannels = 16, kLeastTiles = 32;
+
+std::optional<Shape> numbers(const ops::Arg& arg) {
+  Shape found;
+  for (const ops::Arg& each : std::get<ops::ArgList>(arg.value)) {
+    const auto* dim = std::get_if<Dim>(&each.value);
+    if (dim == nullptr || !dim->is_constant()) return std::nullopt;
+    found.push_back(*dim);
+  }
+  return found.size() == 2 ? std::optional(found) : std::nullopt;
+}
+
+bool are_all(const Shape& list, int64_t number) {
+  return std::all_of(list.begin(), list.end(), [&](const Dim& dim) { return dim == Dim(number); });
+}
+
+// Reads what follows the tensors of the call.
+bool read_steps(const ops::Call& call, size_t first, Convolution& found) {
+  const auto strides = numbers(call.args.at(first)), pads = numbers(call.args.at(first + 1)),
+             dilations = numbers(call.args.at(first + 2));
+  const auto* is_transposed = std::get_if<bool>(&call.args.at(first + 3).value);
+  const auto* groups = std::get_if<Dim>(&call.args.at(first + 5).value);
+  if (!strides || !pads || !dilations || is_transposed == nullptr || groups == nullptr) {
+    return false;
+  }
+  found.strides = *strides;
+  found.pads = *pads;
+  found.dilations = *dilations;
+  found.is_transposed = *is_transposed;
+  found.groups = *groups;
+  return true;
+}
+
+bool is_known_image(const Value* value) {
+  return value != nullptr && value->type.is_known() && value->type.shape->size() == ops::kImageRank;
+}
+
+}  // namespace
+
+bool Convolution::moves() const {
+  return is_transposed || !are_all(strides, 1) || !are_all(dilations, 1) || !(groups == Dim(1));
+}
+
+bool Convolution::has_window(int64_t height, int64_t width) const {
+  const Shape& shape = *weight->type.shape;
+  return shape[2] == Dim(height) && shape[3] == Dim(width);
+}
+
+std::optional<Convolution> find_convolution(const Node& node) {
+  if (node.is_erased() || !ops::work_of(node).image.is_convolution) return std::nullopt;
+  ops::CallList list;
+  ops::registry().find(node.op)->lower(node, list);
+  // More calls pad the image before.
+  if (list.calls.size() != 1) return std::nullopt;
+  const ops::Call& call = list.calls[0];
+  const auto argument = [&](size_t i) { return tensor(call.args.at(i)); };
+  Convolution found;
+  if (call.op == ops::aten::kConvolution) {
+    found.x = argument(0);
+    found.weight = argument(1);
+    found.bias = argument(2);
+    found.y = node.outputs[0];
+    if (!read_steps(call, 3, found) || !is_known_image(found.y)) return std::nullopt;
+  } else {
+    const auto result = [&](size_t i) { return is_read(node, i) ? node.outputs[i] : nullptr; };
+    found.gradient = argument(0);
+    found.x = argument(1);
+    found.weight = argument(2);
+    found.dx = result(0);
+    found.dweight = result(1);
+    found.dbias = result(2);
+    if (!read_steps(call, 4, found) || !is_known_image(found.gradient)) return std::nullopt;
+    for (const Value* value : {found.dx, found.dweight}) {
+      if (value != nullptr && !is_known_image(value)) return std::nullopt;
+    }
+  }
+  if (!is_known_image(found.x) || !is_known_image(found.weight)) return std::nullopt;
+  const Shape& window = *found.weight->type.shape;
+  if (!window[2].is_constant() || !window[3].is_constant()) return std::nullopt;
+  return found;
+}
+
+bool is_channels_last(const Value* value, const KnownSizes& sizes) {
+  return is_known_image(value) && sizes.are_known(*value) && ops::has_channels_last(value->type);
+}
+
+bool has_pixels_as_rows(const ir::Type& type) {
+  return type.strides ? ops::has_channels_last(type) : ops::is_either_layout(*type.shape);
+}
+
+Value* sum_pixels(ops::Writer& write, Value& image) {
+  Value* last = write.transpose(&image, Shape(std::begin(ops::kToLast), std::end(ops::kToLast)));
+  return write.reduce("ReduceSum", last, {0, 1, 2}, false);
+}
+
+void compute_what_is_read(Graph& graph, Node& gradient) {
+  std::vector<std::string> mask(kNumGradients, "false");
+  for (size_t i = 0; i < kNumGradients && i < gradient.outputs.size(); ++i) {
+    if (is_read(gradient, i)) {
+      mask[i] = "true";
+    } else if (gradient.outputs[i] != nullptr) {
+      gradient.outputs[i]->type = ir::Type{.device = gradient.outputs[i]->type.device};
+    }
+  }
+  if (std::find(mask.begin(), mask.end(), "true") == mask.end()) {
+    ir::erase(graph, gradient);
+  } else {
+    gradient.attrs["output_mask"] = std::move(mask);
+  }
+}
+
+bool suits_winograd(const Graph& graph, const Convolution& it) {
+  const Shape& weight = *it.weight->type.shape;
+  const auto is_wide = [](const Dim& pad) { return pad.constant() > 2; };
+  if (it.moves() || !it.has_window(3, 3) || it.x->type.dtype != ir::DType::kFloat ||
+      it.weight->type.dtype != ir::DType::kFloat ||
+      std::any_of(it.pads.begin(), it.pads.end(), is_wide) ||
+      !region::has_kernel(it.x, "WinogradConvolution")) {
+    return false;
+  }
+  if (!weight[0].is_constant() || !weight[1].is_constant()) return false;
+  const int64_t rows = weight[0].constant(), channels = weight[1].constant();
+  const Shape& result = *(it.y != nullptr ? it.y : it.gradient)->type.shape;
+  const auto images = hinted_size(graph, result[0]), height = hinted_size(graph, result[2]),
+             width = hinted_size(graph, result[3]);
+  if (!images || !height || !width) return false;
+  // Transforms take longer than what they save with few channels on either side; and where many
+  // tiles hang over the edges of images; and that of the weight with few tiles. Figures are in
+  // benchmarks/results/decisions.md.
+  const int64_t tiles = *images * ((*height + 1) / 2) * ((*width + 1) / 2);
+  const bool has_channels = rows * channels >= kLeastChannels * (rows + channels);
+  return has_channels && tiles >= kLeastTiles && 8 * tiles <= 3 * *images * *height * *width;
+}
+
+}  // namespace torch_ort::passes

@@ -1,0 +1,44 @@
+// Convolutions of images and their gradients, as passes read and replace them.
+#pragma once
+
+#include "ir/graph.h"
+#include "ops/writer.h"
+#include "passes/known_sizes.h"
+
+#include <optional>
+
+namespace torch_ort::passes {
+
+// A convolution, or its gradient. What is not there, or not read, is nullptr.
+struct Convolution {
+  ir::Value *gradient = nullptr, *x = nullptr, *weight = nullptr, *bias = nullptr;
+  ir::Value *y = nullptr, *dx = nullptr, *dweight = nullptr, *dbias = nullptr;
+  // Constants, for the two dims of pixels.
+  ir::Shape strides, pads, dilations;
+  ir::Dim groups;
+  bool is_transposed = false;
+
+  bool moves() const;  // whether it has strides, dilation or groups, or is transposed
+  // Whether all windows have these sizes.
+  bool has_window(int64_t height, int64_t width) const;
+};
+
+// Returns nothing for other nodes, for convolutions of other dims than two, for sizes of windows
+// and steps that are not constant, and where images are padded by a call of their own.
+std::optional<Convolution> find_convolution(const ir::Node& node);
+
+// Whether an image is known to be channels-last, and not row-major as well.
+bool is_channels_last(const ir::Value* value, const KnownSizes& sizes);
+// Whether pixels are the rows of a matrix in memory: either layout may be it.
+bool has_pixels_as_rows(const ir::Type& type);
+
+// The sum over the pixels of a channels-last image.
+ir::Value* sum_pixels(ops::Writer& write, ir::Value& image);
+// Lets the gradient of a convolution compute what is read of it; erases it if that is nothing.
+void compute_what_is_read(ir::Graph& graph, ir::Node& gradient);
+
+// Whether the engine's convolution is chosen that multiplies less (cpu/winograd.cpp). Where sizes
+// are symbols, those of the captured call decide.
+bool suits_winograd(const ir::Graph& graph, const Convolution& it);
+
+}  // namespace torch_ort::passes
