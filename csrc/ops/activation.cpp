@@ -20,10 +20,6 @@ using ir::Type;
 using ir::Value;
 using enum AttrKind;
 
-// The constants of SELU, as PyTorch has them.
-constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
-constexpr double kSeluScale = 1.0507009873554804934193349852946;
-
 void lower_gelu(const Node& node, CallList& calls) {
   const std::string kind = ir::string_attr(node.attrs, "approximate", "none");
   if (kind != "none" && kind != "tanh") {
@@ -59,10 +55,7 @@ void lower_hard_sigmoid(const Node& node, CallList& calls) {
   Value* x = node.inputs[0];
   const double alpha = ir::float_attr(node.attrs, "alpha", 0.2);
   const double beta = ir::float_attr(node.attrs, "beta", 0.5);
-  // Attributes of files have 32 bits, so alpha is compared as a float.
-  if (static_cast<float>(alpha) == static_cast<float>(1.0 / 6.0) && beta == 0.5) {
-    return lower_pair(node, calls);
-  }
+  if (is_pytorchs_hard_sigmoid(alpha, beta)) return lower_pair(node, calls);
   Value* scaled = calls.temporary(with_shape(x->type, x->type.shape));
   Value* moved = calls.temporary(with_shape(x->type, x->type.shape));
   calls.add("aten::mul", "Scalar", {x, alpha}, {scaled});
@@ -95,19 +88,9 @@ FusedForm fused_swish(const Node& node) {
   return pointwise_form(node, Pointwise::kSilu);
 }
 
-// An argument that is a Python number; nothing for a size that is known only when the graph runs.
-std::optional<double> number_argument(const Node& node, size_t index) {
-  const Arg argument = decode_aten(node).args.at(index);
-  if (const auto* real = std::get_if<double>(&argument.value)) return *real;
-  if (const auto* truth = std::get_if<bool>(&argument.value)) return *truth ? 1.0 : 0.0;
-  const auto* integer = std::get_if<ir::Dim>(&argument.value);
-  if (integer == nullptr || !integer->is_constant()) return std::nullopt;
-  return static_cast<double>(integer->constant());
-}
-
 // The form of an operator whose arguments are a gradient, an input and a number.
 FusedForm fused_grad_by_number(const Node& node, Pointwise op) {
-  const std::optional<double> number = number_argument(node, 2);
+  const std::optional<double> number = as_double(decode_aten(node).args.at(2));
   return number ? pointwise_form(node, op, {*number}) : FusedForm();
 }
 

@@ -19,7 +19,8 @@
 //   1 / sqrt(x) (Formula::rsqrt)
 //       files, and regions of the other norms as well
 //   gelu, silu, mish, hardswish (activation.cpp)
-//       files whose opset has no op; in regions gelu, silu and their gradients are words (words.h)
+//       files whose opset has no op; in regions gelu, silu and their gradients are words (words.h),
+//       and those of pieces have formulas for regions (passes/composites/activations.cpp)
 //
 // These are written for one reader alone: batch and group norm, negative log likelihood, dropout
 // and their gradients, which depend on layouts, labels and masks, and powers and bounds, for

@@ -97,10 +97,13 @@ std::optional<std::vector<int64_t>> reduction_axes(const Node& node) {
 
 std::optional<double> known_double(const ir::Value* value) {
   const std::optional<Arg> number = known_number(value);
-  if (!number) return std::nullopt;
-  if (const auto* truth = std::get_if<bool>(&number->value)) return *truth ? 1.0 : 0.0;
-  if (const auto* real = std::get_if<double>(&number->value)) return *real;
-  const auto* integer = std::get_if<ir::Dim>(&number->value);
+  return number ? as_double(*number) : std::nullopt;
+}
+
+std::optional<double> as_double(const Arg& number) {
+  if (const auto* truth = std::get_if<bool>(&number.value)) return *truth ? 1.0 : 0.0;
+  if (const auto* real = std::get_if<double>(&number.value)) return *real;
+  const auto* integer = std::get_if<ir::Dim>(&number.value);
   if (integer == nullptr || !integer->is_constant()) return std::nullopt;
   // Only up to the size from which different integers become the same double.
   constexpr int64_t kExact = int64_t{1} << 53;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "ir/graph.h"
+#include "ops/call.h"
 #include "ops/words.h"
 
 #include <cstdint>
@@ -61,6 +62,8 @@ std::optional<std::vector<int64_t>> reduction_axes(const ir::Node& node);
 
 // The number that an initializer of one element holds; nothing for any other value.
 std::optional<double> known_double(const ir::Value* value);
+// The number of an argument; nothing if it is none, or one that is known only when the graph runs.
+std::optional<double> as_double(const Arg& number);
 
 // The value of a torch_ort.SizeRatio node: factor * numerator / denominator.
 struct SizeRatio {

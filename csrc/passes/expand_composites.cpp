@@ -1,7 +1,7 @@
-// Expresses norms, softmax, losses and dropout, and their backward operators, in the small language
-// of fused regions (ops/fusion.h), so that fuse_regions can fuse them with the nodes around them.
-// Only where a region can run them: for floating-point tensors of known rank on a device with a
-// code generator. The rows are in composites/, by family.
+// Expresses norms, softmax, losses, activations and dropout, and their backward operators, in the
+// small language of fused regions (ops/fusion.h), so that fuse_regions can fuse them with the nodes
+// around them. Only where a region can run them: for floating-point tensors of known rank on a
+// device with a code generator. The rows are in composites/, by family.
 
 #include "ir/edit.h"
 #include "passes/arguments.h"
@@ -28,9 +28,9 @@ const composites::Expansion* find_expansion(const Node& node) {
   // numbers, might be undefined where the operator itself is not.
   if (has_no_elements(*node.inputs[0])) return nullptr;
   const std::string op = kind_of(node);
-  for (const auto family :
-       {composites::batch_norms(), composites::group_norms(), composites::kernels(),
-        composites::losses(), composites::norms(), composites::pointwise()}) {
+  for (const auto family : {composites::activations(), composites::batch_norms(),
+                            composites::group_norms(), composites::kernels(), composites::losses(),
+                            composites::norms(), composites::pointwise()}) {
     for (const composites::Expansion& row : family) {
       if (row.op == op) return &row;
     }

@@ -17,6 +17,7 @@ struct Expansion {
   bool (*expand)(ir::Graph& graph, ir::Node& node);
 };
 
+std::span<const Expansion> activations();
 std::span<const Expansion> batch_norms();
 std::span<const Expansion> group_norms();
 std::span<const Expansion> kernels();
