@@ -105,3 +105,75 @@ def test_new_weights_count_at_once(guard):
                 for parameter in each.parameters():
                     weight = parameter.data if change == 0 else parameter
                     weight.add_(0.05 * torch.randn_like(weight))
+
+
+class TestORTModule:
+    """`generate` of an ORTModule."""
+
+    @pytest.mark.parametrize("make", [gpt2, llama])
+    @pytest.mark.parametrize(
+        "cache", ["dynamic", pytest.param("static", marks=pytest.mark.hands_over)]
+    )
+    @pytest.mark.parametrize("way", WAYS)
+    def test_tokens_are_those_of_eager(self, make, cache, way, monkeypatch):
+        monkeypatch.setenv("TORCH_ORT_STRICT", "1")
+        model, _ = models(make)
+        prompts, settings = padded_prompts(), CACHES[cache] | WAYS[way] | {"max_new_tokens": 12}
+        wrapped, before = torch_ort.ORTModule(model), torch_ort.counters()
+        want = model.generate(**prompts, **settings)
+        for _ in range(2):
+            assert torch.equal(wrapped.generate(**prompts, **settings), want)
+        after = torch_ort.counters()
+        assert after["forward_runs"] - before["forward_runs"] >= 24
+        for name in ("fallbacks", "frames_left_to_eager", "calls_left_to_eager"):
+            assert after[name] == before[name], name
+        assert "forward" not in vars(model)
+
+    def test_it_trains_in_between(self):
+        model, _ = models(gpt2)
+        wrapped = torch_ort.ORTModule(model)
+        prompt = torch.randint(1, VOCABULARY, (2, 9))
+        optimizer = torch.optim.SGD(wrapped.parameters(), 1.0)
+        for _ in range(3):
+            settings = {"max_new_tokens": 8, "do_sample": False}
+            want = model.generate(prompt, **settings)
+            assert torch.equal(wrapped.generate(prompt, **settings), want)
+            wrapped.train()(input_ids=prompt, labels=prompt).loss.backward()
+            optimizer.step()
+            wrapped.eval()
+
+    def test_its_options_hold(self):
+        model, _ = models(gpt2)
+        options = torch_ort.DebugOptions(config={"disable": "fuse_regions"})
+        wrapped = torch_ort.ORTModule(model, options)
+        before = torch_ort.counters()
+        wrapped.generate(torch.ones(1, 5, dtype=torch.int64), max_new_tokens=3)
+        after = torch_ort.counters()
+        assert after["forward_runs"] - before["forward_runs"] == 3
+        assert after["steps_region"] == before["steps_region"]
+
+    def test_a_copy_generates_with_its_own_weights(self):
+        model, _ = models(gpt2)
+        wrapped = torch_ort.ORTModule(model)
+        prompt, settings = torch.ones(1, 5, dtype=torch.int64), {"max_new_tokens": 8}
+        wrapped.generate(prompt, **settings)
+        other = copy.deepcopy(wrapped)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.normal_()
+        want = other.module.generate(prompt, **settings)
+        assert torch.equal(other.generate(prompt, **settings), want)
+        assert not torch.equal(wrapped.generate(prompt, **settings), want)
+
+    def test_generate_of_the_users_class(self):
+        class Shouting(hf.GPT2LMHeadModel):
+            def generate(self, *args, **kwargs):
+                return super().generate(*args, **kwargs) + 1000
+
+        torch.manual_seed(0)
+        model = Shouting(gpt2().config).eval()
+        model.generation_config.pad_token_id = 0
+        prompt, before = torch.ones(1, 5, dtype=torch.int64), torch_ort.counters()
+        got = torch_ort.ORTModule(model).generate(prompt, max_new_tokens=3)
+        assert torch.equal(got, model.generate(prompt, max_new_tokens=3))
+        assert torch_ort.counters()["forward_runs"] > before["forward_runs"]

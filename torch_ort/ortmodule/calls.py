@@ -122,6 +122,11 @@ class Calls:
         if pending is not None:
             self._fall_back(pending, "capture")
 
+    @property
+    def options(self) -> Options:
+        """Those of the graphs."""
+        return self._options
+
     def __call__(self, args: tuple, kwargs: dict) -> Any:
         """Run one call.
 

@@ -8,18 +8,60 @@ model's.
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
 
 import torch
 
+from torch_ort.options import Options
+
 # Base classes that libraries test for, by module and name, so that nothing has to be imported.
 _ASKED_FOR = {("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel")}
+_GENERATING = ("transformers.generation.utils", "GenerationMixin")
 
 
 def is_library_model(module: torch.nn.Module) -> bool:
     """Whether a library asks for the class of this module."""
-    return any((base.__module__, base.__qualname__) in _ASKED_FOR for base in type(module).__mro__)
+    return any(_name(base) in _ASKED_FOR for base in type(module).__mro__)
+
+
+def _name(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__qualname__
+
+
+def generates_text(module: torch.nn.Module) -> bool:
+    """Whether `generate` of this module calls the module itself, as transformers' models do."""
+    has_method = callable(getattr(type(module), "generate", None))
+    return has_method and any(_name(base) == _GENERATING for base in type(module).__mro__)
+
+
+def generating(model: torch.nn.Module, options: Options) -> Callable[..., Any]:
+    """Give the model's `generate`, whose calls of the model run in the engine.
+
+    Forward assigns the fields of the cache that it gets, and the cache grows with each token.
+    Dynamo captures that, so forward is compiled as `torch.compile(backend="ort")` does it, with the
+    options of an ORTModule. `generate` runs on a shallow copy of the model, which has this forward
+    and shares all else: the model itself is as it was for whoever calls it meanwhile.
+    """
+    defaults = Options()
+    given = {
+        field.name: value
+        for field in fields(options)
+        if (value := getattr(options, field.name)) != getattr(defaults, field.name)
+    }
+    forward = torch.compile(model.forward, backend="ort", options=given)
+
+    @functools.wraps(type(model).generate)
+    def generate(*args: Any, **kwargs: Any) -> Any:
+        twin = copy.copy(model)
+        twin.forward = forward
+        return twin.generate(*args, **kwargs)
+
+    return generate
 
 
 def methods_of_library(kind: type) -> Iterator[str]:

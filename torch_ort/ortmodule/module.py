@@ -20,7 +20,12 @@ from torch_ort.guards.watch import REGISTRIES
 from torch_ort.ortmodule.calls import DATA_PARALLEL, Calls, is_part_of_capture, make_calls
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.entries import Around, Entry, calls_of_thread, entry_of, has_hooks, reaches
-from torch_ort.ortmodule.library_models import is_library_model, methods_of_library
+from torch_ort.ortmodule.library_models import (
+    generates_text,
+    generating,
+    is_library_model,
+    methods_of_library,
+)
 from torch_ort.ortmodule.memory_stats import MemoryStats
 from torch_ort.ortmodule.parts import Parts, leave_whole, put_together
 from torch_ort.ortmodule.zero_stage3 import mark_blocks, run_between_gathers
@@ -28,7 +33,7 @@ from torch_ort.ortmodule.zero_stage3 import mark_blocks, run_between_gathers
 # The entries of an ORTModule's own __dict__; all other attributes are the wrapped module's.
 _OWN = (
     "_original", "_made_as", "_claimed", "_entries", "_calls", "_debug_options", "_bound",
-    "_overrides", "forward",
+    "_overrides", "_generating", "forward",
 )  # fmt: skip
 
 # Entries that other libraries store in the __dict__ of a module that they were given. Accelerate
@@ -84,6 +89,7 @@ class ORTModule(torch.nn.Module):
     def _start(self) -> None:
         """Make what copies do not share: captured graphs, and methods bound to this object."""
         entry = self._make_entry()  # raises an error before anything has changed
+        self.__dict__.pop("_generating", None)
         self.__dict__["_bound"] = self._bind_methods()
         # Code that walks over modules finds the parts of the wrapped module here.
         self.__dict__.update({name: getattr(self._original, name) for name in REGISTRIES})
@@ -284,6 +290,7 @@ class ORTModule(torch.nn.Module):
         Sub-modules that run in the engine by themselves get their own `forward` back.
         """
         self._calls.recapture()
+        self.__dict__.pop("_generating", None)
         put_together(self._original, ORTModule)
 
     @property
@@ -310,7 +317,18 @@ class ORTModule(torch.nn.Module):
             return bound[name]
         if original is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        if name == "generate" and name not in vars(original) and generates_text(original):
+            return self._generate()
         return getattr(original, name)
+
+    def _generate(self) -> Callable[..., Any]:
+        """Give the wrapped model's `generate`, in the engine; compiled once for its forward."""
+        forward, generate = self.__dict__.get("_generating", (None, None))
+        if forward != self._original.forward:
+            forward = self._original.forward
+            generate = generating(self._original, self._calls.options)
+            self.__dict__["_generating"] = forward, generate
+        return generate
 
     @property
     def __class__(self) -> type:
@@ -376,7 +394,9 @@ class ORTModule(torch.nn.Module):
         return _without_state, (type(self),), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = {"_entries", "_calls", "_bound", "_overrides", "forward", *_OF_OTHERS}
+        dropped = {
+            "_entries", "_calls", "_bound", "_overrides", "_generating", "forward", *_OF_OTHERS
+        }  # fmt: skip
         dropped |= {*REGISTRIES, *self._overrides}
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
