@@ -51,7 +51,7 @@ constexpr int64_t kMostParts = 16, kSums = 1 << 15, kPartTiles = 4 * kTiles;
 // The pixels of images whose channels lie side by side. Those outside are all at one place.
 template <typename T>
 struct Pixels {
-  Pixels(const region::Layout& layout)
+  explicit Pixels(const region::Layout& layout)
       : strides{layout.strides[0], layout.strides[2], layout.strides[3]},
         height(layout.sizes[2]),
         width(layout.sizes[3]) {}
@@ -59,11 +59,11 @@ struct Pixels {
   // The square of pixels from (y, x) on.
   template <int kSize, typename U>
   void find(U** pixels, U* image, U* outside, int64_t n, int64_t y, int64_t x) const {
-    U* const first = image + n * strides[0] + y * strides[1] + x * strides[2];
-    for (int64_t i = 0; i < kSize; ++i) {
-      for (int64_t j = 0; j < kSize; ++j) {
-        const bool is_inside = y + i >= 0 && y + i < height && x + j >= 0 && x + j < width;
-        *pixels++ = is_inside ? first + i * strides[1] + j * strides[2] : outside;
+    for (int64_t row = y; row < y + kSize; ++row) {
+      for (int64_t column = x; column < x + kSize; ++column) {
+        const bool is_inside = row >= 0 && row < height && column >= 0 && column < width;
+        *pixels++ =
+            is_inside ? image + n * strides[0] + row * strides[1] + column * strides[2] : outside;
       }
     }
   }
@@ -74,11 +74,11 @@ struct Pixels {
 
 // The tiles of a result.
 struct Tiles {
-  Tiles(const region::Layout& result, int64_t pad_down, int64_t pad_right)
+  Tiles(const region::Layout& result, const std::array<int64_t, 2>& pads)
       : batch(result.sizes[0]),
         down(ceil_div(result.sizes[2], 2)),
         right(ceil_div(result.sizes[3], 2)),
-        pad{pad_down, pad_right} {}
+        pad(pads) {}
 
   int64_t count() const { return batch * down * right; }
 
@@ -125,9 +125,6 @@ bool is_side_by_side(const region::Layout& layout) {
   return layout.sizes[1] <= 1 || layout.strides[1] == 1;
 }
 
-// The steps of `count` numbers that are summed at a time.
-int64_t steps_of(int64_t count, int64_t unit) { return even_part(count, kSteps, unit); }
-
 // ---- forward, and the gradient of the image
 
 template <typename T>
@@ -137,7 +134,7 @@ class WinogradConvolution final : public Kernel {
       : kernels_(kernels<T>(isa_of(bound))),
         image_(bound.inputs.at(0)),
         result_(bound.outputs.at(0)),
-        tiles_(bound.outputs.at(0), pad_of(bound, 0), pad_of(bound, 1)),
+        tiles_(bound.outputs.at(0), pads_of(bound)),
         is_turned_(ir::int_attr(bound.node.attrs, "turned", 0) != 0),
         has_bias_(bound.inputs.size() > 2) {
     const Layout &image = bound.inputs[0], &weight = bound.inputs.at(1), &result = bound.outputs[0];
@@ -159,7 +156,7 @@ class WinogradConvolution final : public Kernel {
               "WinogradConvolution: got a bias of another size than that of ", columns_,
               " channels");
     std::copy(weight.strides.begin(), weight.strides.end(), weight_strides_.begin());
-    steps_ = steps_of(channels_, kernels_.panel_width);
+    steps_ = even_part(channels_, kSteps, kernels_.panel_width);
   }
 
   std::string str() const override {
@@ -378,13 +375,14 @@ class WinogradConvolution final : public Kernel {
     T *zeros_ = nullptr, *unread_ = nullptr;  // what is read outside of images, and written there
   };
 
-  static int64_t pad_of(const BoundNode& bound, size_t dim) {
+  static std::array<int64_t, 2> pads_of(const BoundNode& bound) {
     const ir::Shape pads = ir::ints_attr(bound.node.attrs, "pads", {});
-    ORT_CHECK(pads.size() == 2 && pads[dim].constant() >= 0 && pads[dim].constant() <= 2,
+    const auto is_narrow = [](const ir::Dim& pad) {
+      return pad.constant() >= 0 && pad.constant() <= 2;
+    };
+    ORT_CHECK(pads.size() == 2 && std::all_of(pads.begin(), pads.end(), is_narrow),
               "WinogradConvolution: pads: want two numbers from 0 to 2");
-    ORT_CHECK(bound.inputs.at(0).sizes.size() == 4 && bound.outputs.at(0).sizes.size() == 4,
-              "WinogradConvolution: want tensors of 4 dims");
-    return pads[dim].constant();
+    return {pads[0].constant(), pads[1].constant()};
   }
 
   const Kernels<T>& kernels_;
@@ -406,7 +404,7 @@ class WinogradWeightGrad final : public Kernel {
         it_(bound),
         gradient_(bound.inputs[0]),
         image_(bound.inputs[1]),
-        tiles_(bound.inputs[0], it_.pad[0], it_.pad[1]) {
+        tiles_(bound.inputs[0], it_.pad) {
     const std::array<int64_t, 2> three = {3, 3}, one = {1, 1};
     ORT_CHECK(it_.window == three && it_.stride == one && it_.dilation == one &&
                   bound.outputs[0].sizes[1] == it_.channels,
@@ -580,6 +578,9 @@ std::unique_ptr<const Kernel> make(const BoundNode& bound) {
 }  // namespace
 
 std::unique_ptr<const Kernel> make_winograd_convolution(const BoundNode& bound) {
+  for (const region::Layout* image : {&bound.inputs.at(0), &bound.outputs.at(0)}) {
+    ORT_CHECK(image->sizes.size() == 4, "WinogradConvolution: want images of 4 dims");
+  }
   return make<WinogradConvolution>(bound);
 }
 

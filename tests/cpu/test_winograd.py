@@ -235,6 +235,13 @@ def test_nodes_that_do_not_fit_their_operands() -> None:
     with pytest.raises(_C.InternalError, match="want windows of 3x3, and neither strides, dilati"):
         weight_gradient(dy[:, :, ::2, ::2].contiguous(memory_format=LAST), x, (1, 1),
                         strides=[2, 2])  # fmt: skip
+    flat = read(
+        {"x": "float[4,6]", "w": "float[4,4,3,3]"},
+        ["y = torch_ort.WinogradConvolution <pads = [1, 1]> (x, w)"], ["y"],
+        types={"y": "float[4,6]"}, strides={"y": "[6, 1]"},
+    )  # fmt: skip
+    with pytest.raises(_C.InternalError, match="WinogradConvolution: want images of 4 dims"):
+        run(flat, {"x": torch.zeros(4, 6), "w": torch.zeros(4, 4, 3, 3)})
     half = x.half()
     with pytest.raises(_C.InternalError, match="WinogradConvolution: got float16, want float32 or"):
         convolve(half, w.half(), (1, 1))
