@@ -66,9 +66,10 @@ def test_bits_stay(dtype: torch.dtype) -> None:
 
 def test_large_gradients_wait_for_the_memory_of_images(monkeypatch) -> None:
     model, x = narrowing(), torch.randn(4, 3, 32, 32)
-
+    # That of the second layer is a node of its own then, too, and the peak is lower anyway.
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "winograd")
     split = plan_of(model, x)["peak_bytes"]
-    monkeypatch.setenv("TORCH_ORT_DISABLE", "split_convolutions")
+    monkeypatch.setenv("TORCH_ORT_DISABLE", "winograd,split_convolutions")
     whole = plan_of(model, x)["peak_bytes"]
     # The gradients of the last three weights: 0.1, 0.3 and 0.6 MiB.
     assert split <= whole - 500_000
