@@ -195,8 +195,8 @@ void register_activation(Registry& ops) {
   ops.add(Operator{.name = aten::kTanhBackward, .work = {.fused = Pointwise::kTanhGrad}});
   ops.add(Operator{.name = "aten::threshold_backward", .work = {.fused = fused_threshold_grad}});
   for (const char* name :
-       {"aten::elu_backward", "aten::hardsigmoid_backward", "aten::hardswish_backward",
-        "aten::hardtanh_backward", "aten::mish_backward", "aten::softplus_backward"}) {
+       {aten::kEluBackward, aten::kHardSigmoidBackward, aten::kHardSwishBackward,
+        aten::kHardTanhBackward, "aten::mish_backward", "aten::softplus_backward"}) {
     ops.add(Operator{.name = name, .work = {.elementwise = true}});
   }
 }

@@ -7,18 +7,23 @@ namespace torch_ort::ops::aten {
 inline constexpr const char* kBatchNorm = "aten::_native_batch_norm_legit_functional";
 inline constexpr const char* kBatchNormBackward = "aten::native_batch_norm_backward";
 inline constexpr const char* kCat = "aten::cat";
+inline constexpr const char* kCelu = "aten::celu";
 inline constexpr const char* kClone = "aten::clone";
 inline constexpr const char* kConvolution = "aten::convolution";
 inline constexpr const char* kConvolutionBackward = "aten::convolution_backward";
 inline constexpr const char* kCopy = "aten::copy_";
 inline constexpr const char* kDiv = "aten::div";
 inline constexpr const char* kDropoutBackward = "aten::native_dropout_backward";
+inline constexpr const char* kEluBackward = "aten::elu_backward";
 inline constexpr const char* kEmbeddingBackward = "aten::embedding_dense_backward";
 inline constexpr const char* kFlashAttention = "aten::_scaled_dot_product_flash_attention_for_cpu";
 inline constexpr const char* kFlashAttentionBackward =
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
 inline constexpr const char* kGroupNorm = "aten::native_group_norm";
 inline constexpr const char* kGroupNormBackward = "aten::native_group_norm_backward";
+inline constexpr const char* kHardSigmoidBackward = "aten::hardsigmoid_backward";
+inline constexpr const char* kHardSwishBackward = "aten::hardswish_backward";
+inline constexpr const char* kHardTanhBackward = "aten::hardtanh_backward";
 inline constexpr const char* kIndex = "aten::index";
 inline constexpr const char* kIndexAdd = "aten::index_add";
 inline constexpr const char* kIndexPut = "aten::index_put";

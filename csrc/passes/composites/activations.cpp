@@ -2,6 +2,7 @@
 // for NaN, gradients are those of PyTorch's kernels.
 #include "ops/activation.h"
 #include "ops/aten.h"
+#include "ops/aten_names.h"
 #include "ops/fusion.h"
 #include "passes/arguments.h"
 #include "passes/composites/expander.h"
@@ -176,11 +177,11 @@ constexpr Expansion kRows[] = {
     {"HardSigmoid", expand_hard_sigmoid},
     {"HardSwish", expand_hard_swish},
     {"Selu", expand_selu},
-    {"aten::celu", expand_celu},
-    {"aten::elu_backward", expand_elu_grad},
-    {"aten::hardsigmoid_backward", expand_hard_sigmoid_grad},
-    {"aten::hardswish_backward", expand_hard_swish_grad},
-    {"aten::hardtanh_backward", expand_hard_tanh_grad},
+    {ops::aten::kCelu, expand_celu},
+    {ops::aten::kEluBackward, expand_elu_grad},
+    {ops::aten::kHardSigmoidBackward, expand_hard_sigmoid_grad},
+    {ops::aten::kHardSwishBackward, expand_hard_swish_grad},
+    {ops::aten::kHardTanhBackward, expand_hard_tanh_grad},
 };
 
 }  // namespace
