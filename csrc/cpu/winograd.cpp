@@ -400,7 +400,7 @@ class WinogradWeightGrad final : public Kernel {
  public:
   explicit WinogradWeightGrad(const BoundNode& bound)
       : kernels_(kernels<T>(isa_of(bound))),
-        by_definition_(make_convolution_weight_grad(bound)),
+        by_definition_(make_by_definition(bound)),
         it_(bound),
         gradient_(bound.inputs[0]),
         image_(bound.inputs[1]),
@@ -409,6 +409,7 @@ class WinogradWeightGrad final : public Kernel {
     ORT_CHECK(it_.window == three && it_.stride == one && it_.dilation == one &&
                   bound.outputs[0].sizes[1] == it_.channels,
               "WinogradWeightGrad: want windows of 3x3, and neither strides, dilation nor groups");
+    std::copy_n(bound.outputs[0].strides.begin(), 4, strides_.begin());
     const int64_t numbers = std::max<int64_t>(1, it_.rows * it_.channels);
     const int64_t most = std::min({kMostParts, kSums / numbers, tiles_.count() / kPartTiles});
     while (2 * parts_ <= most) parts_ *= 2;  // so that threads have equally many
@@ -422,10 +423,8 @@ class WinogradWeightGrad final : public Kernel {
 
   void run(const void* const* inputs, void* const* outputs) const override {
     const int64_t tiles = tiles_.count();
-    if (tiles == 0 || it_.rows == 0 || it_.channels == 0) {
-      by_definition_->run(inputs, outputs);
-      return;
-    }
+    if (it_.rows == 0 || it_.channels == 0) return;
+    if (tiles == 0) return run_by_definition(inputs, outputs);
     const Operands operands{static_cast<const T*>(inputs[0]), static_cast<const T*>(inputs[1]),
                             static_cast<T*>(outputs[0])};
     const int64_t work = kPlaces * tiles * it_.rows * it_.channels;
@@ -450,10 +449,42 @@ class WinogradWeightGrad final : public Kernel {
         }
       });
     }
-    if (!is_finite) by_definition_->run(inputs, outputs);
+    if (!is_finite) run_by_definition(inputs, outputs);
   }
 
  private:
+  // A kernel whose result is channels-last.
+  static std::unique_ptr<const Kernel> make_by_definition(const BoundNode& bound) {
+    std::vector<Layout> outputs = bound.outputs;
+    Layout& weight = outputs.at(0);
+    if (weight.sizes.size() == 4) {
+      const int64_t channels = weight.sizes[1], row = channels * weight.sizes[3];
+      weight.strides = {row * weight.sizes[2], 1, row, channels};
+    }
+    return make_convolution_weight_grad({bound.node, bound.inputs, outputs, bound.options});
+  }
+
+  void run_by_definition(const void* const* inputs, void* const* outputs) const {
+    T* const found = thread_memory<T, Use::kConverted>(9 * it_.rows * it_.channels);
+    void* const result = found;
+    by_definition_->run(inputs, &result);
+    for (int64_t row = 0; row < it_.rows; ++row) {
+      put_row(static_cast<T*>(outputs[0]) + row * strides_[0], found + 9 * row * it_.channels,
+              it_.channels);
+    }
+  }
+
+  // Puts `n` channels of the gradient in their places, given side by side for each tap.
+  void put_row(T* to, const T* taps, int64_t n) const {
+    std::array<int64_t, 9> places;
+    for (int64_t tap = 0; tap < 9; ++tap) {
+      places[tap] = tap / 3 * strides_[2] + tap % 3 * strides_[3];
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t tap = 0; tap < 9; ++tap) to[i * strides_[1] + places[tap]] = taps[tap * n + i];
+    }
+  }
+
   struct Operands {
     const T *gradient, *image;
     T* weight;
@@ -543,17 +574,21 @@ class WinogradWeightGrad final : public Kernel {
   }
 
   bool transform_sums(const Block<T>& sums, T* weight, const Rectangle& block) const {
+    T* const copy = thread_memory<T, Use::kConverted>(9 * block.columns);
     T zeros = 0;
     for (int64_t i = 0; i < block.rows; ++i) {
       std::array<T*, kPlaces> rows;
       point_into(rows, sums.at(0, i), sums.place);
       std::array<const T*, kPlaces> from;
       std::copy(rows.begin(), rows.end(), from.begin());
+      T* const to = weight + (block.row + i) * strides_[0] + block.column * strides_[1];
       std::array<T*, 9> taps;
       for (int64_t tap = 0; tap < 9; ++tap) {
-        taps[tap] = weight + ((block.row + i) * 9 + tap) * it_.channels + block.column;
+        taps[tap] = strides_[1] == 1 ? to + tap / 3 * strides_[2] + tap % 3 * strides_[3]
+                                     : copy + tap * block.columns;
       }
       zeros += kernels_.tiles.weight_gradient(from.data(), taps.data(), block.columns);
+      if (strides_[1] != 1) put_row(to, copy, block.columns);
     }
     return zeros == T(0);
   }
@@ -563,7 +598,8 @@ class WinogradWeightGrad final : public Kernel {
   const Convolution it_;
   const Pixels<T> gradient_, image_;
   const Tiles tiles_;
-  int64_t parts_ = 1;  // of the tiles; depends on sizes alone
+  std::array<int64_t, 4> strides_{};  // of the result
+  int64_t parts_ = 1;                 // of the tiles; depends on sizes alone
 };
 
 template <template <typename> typename K>

@@ -13,7 +13,7 @@ namespace {
 
 std::string unused_name(Graph& graph, std::string_view hint) {
   std::string name(hint);
-  if (!graph.names.contains(name)) return name;
+  if (!graph.names.contains(name) && !graph.last_suffixes.contains(name)) return name;
   int& suffix = graph.last_suffixes[name];
   std::string candidate;
   do {
@@ -125,6 +125,10 @@ void redirect(Graph& graph, Use use, const Value& old, Value& with) {
 // Gives the name of `from` to `to`. `from` gets a similar one.
 void give_name(Graph& graph, Value& from, Value& to) {
   const std::string name = from.name;
+  // No later node may get the name that its node keeps.
+  if (to.producer != nullptr && to.producer->name == to.name) {
+    graph.last_suffixes.try_emplace(to.name);
+  }
   rename(graph, from, unused_name(graph, name));
   rename(graph, to, name);
 }

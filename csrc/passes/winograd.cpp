@@ -77,14 +77,26 @@ class Rewriter {
       replace(*found.dx, *made.outputs[0]);
     }
     if (found.dweight == nullptr) return;
+    Node* const copy = find_copy(*found.dweight);
+    Value& dweight = copy != nullptr ? *copy->outputs[0] : *found.dweight;
     const Node& made = write.add({ir::kTorchOrtDomain, "WinogradWeightGrad"},
-                                 {found.gradient, found.x}, {found.dweight->type},
+                                 {found.gradient, found.x}, {dweight.type},
                                  {{"dilations", found.dilations},
                                   {"groups", found.groups},
                                   {"pads", found.pads},
                                   {"strides", found.strides}});
-    replace(*found.dweight, *made.outputs[0]);
+    replace(dweight, *made.outputs[0]);
+    if (copy != nullptr) ir::erase(graph_, *copy);
     if (found.dbias != nullptr) replace(*found.dbias, *sum_pixels(write, *found.gradient));
+  }
+
+  // The node that copies a gradient to rows, if nothing else reads it: the kernel writes either
+  // layout.
+  static Node* find_copy(const Value& dweight) {
+    Node* reader = dweight.uses.size() == 1 ? dweight.uses[0].node : nullptr;
+    const bool is_copy = reader != nullptr && ir::is(reader, "Identity") &&
+                         reader->outputs[0]->type.is_known() && !reader->outputs[0]->type.strides;
+    return is_copy ? reader : nullptr;
   }
 
   void replace(Value& old, Value& made) { ir::replace_uses(old, made, graph_); }

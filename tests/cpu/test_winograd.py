@@ -71,7 +71,7 @@ def convolve(
 
 
 def weight_gradient(
-    dy: Tensor, x: Tensor, padding: tuple[int, int], isa: str = "", **attrs
+    dy: Tensor, x: Tensor, padding: tuple[int, int], isa: str = "", by_rows: bool = False, **attrs
 ) -> Tensor:
     sizes = (dy.shape[1], x.shape[1], 3, 3)
     known = {"pads": list(padding), "strides": [1, 1], "dilations": [1, 1], "groups": 1} | attrs
@@ -81,9 +81,10 @@ def weight_gradient(
         [f"dw = torch_ort.WinogradWeightGrad <{text}> (dy, x)"],
         ["dw"],
         types={"dw": type_text(x.dtype, sizes)},
-        strides={"dw": last_strides(sizes)},
+        strides={} if by_rows else {"dw": last_strides(sizes)},
     )
     (got,) = run(graph, {"dy": dy, "x": x}, isa)
+    assert got.is_contiguous(memory_format=torch.contiguous_format if by_rows else LAST)
     return got
 
 
@@ -110,7 +111,9 @@ def check(case: tuple, dtype: torch.dtype, isa: str, weight_format: torch.memory
     assert_close(convolve(x, w, padding, isa), want - bias.double()[:, None, None])
     dx, dw = exact_gradients(dy, x, w, padding)
     assert_close(convolve(dy, w, (2 - padding[0], 2 - padding[1]), isa, turned=True), dx)
-    assert_close(weight_gradient(dy, x, padding, isa), dw)
+    found = weight_gradient(dy, x, padding, isa)
+    assert_close(found, dw)
+    assert torch.equal(weight_gradient(dy, x, padding, isa, by_rows=True), found)
 
 
 @crossed(isa=ISAS, dtype=(torch.float32, torch.float64), name=CASES)
@@ -195,10 +198,11 @@ def test_gradients_of_weights_that_are_not_finite(name: str) -> None:
     x, w, dy = tensors(CASES[name])
     x[0, 2, 0, 0] = float("inf")  # under no tap of the last row or column
     _, want = exact_gradients(dy, x, w, (1, 1))
-    got = weight_gradient(dy, x, (1, 1))
-    assert torch.equal(got.isfinite(), want.isfinite())
-    assert got.isfinite()[:, 2].any()
-    assert_near(got, want, rtol=1e-4, atol=1e-4)
+    for by_rows in (False, True):
+        got = weight_gradient(dy, x, (1, 1), by_rows=by_rows)
+        assert torch.equal(got.isfinite(), want.isfinite())
+        assert got.isfinite()[:, 2].any()
+        assert_near(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", PARTS)

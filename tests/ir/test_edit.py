@@ -90,6 +90,17 @@ def test_outputs_keep_their_names() -> None:
     assert lines(graph)[-1] == "y = Sum(t, s)"
 
 
+def test_nodes_whose_results_get_another_name_keep_theirs() -> None:
+    """What a profile knows a step by is the name of its node."""
+    graph = read_body(CHAIN)
+    (first,) = edit.insert_before(graph, "mul", "Sum", ["t", "s"], ["y"], hint="total")
+    edit.replace_uses(graph, "y", first)
+    (second,) = edit.insert_before(graph, "mul", "Sum", ["t", "s"], ["y"], hint="total")
+    assert (first, second) == ("total", "total_1")
+    names = [node["name"] for node in graph.nodes()]
+    assert len(set(names)) == len(names)
+
+
 def test_an_input_can_become_an_output() -> None:
     graph = read_body(CHAIN)
     edit.replace_uses(graph, "y", "x")
