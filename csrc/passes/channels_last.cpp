@@ -572,8 +572,9 @@ class Mover {
   }
 
   void copy_weight_gradient(Node& node, Value& gradient) {
+    if (gradient.uses.empty()) return;  // and has no type
     const Shape& shape = *gradient.type.shape;
-    if (gradient.uses.empty() || ops::is_either_layout(shape)) return;
+    if (ops::is_either_layout(shape)) return;
     const auto next = std::next(node.position);
     Value* plain = copy(gradient, next == graph_.nodes.end() ? nullptr : &*next);
     plain->producer->origin = node.origin;
