@@ -137,10 +137,11 @@ void compute_what_is_read(Graph& graph, Node& gradient) {
 
 bool suits_winograd(const Graph& graph, const Convolution& it) {
   const Shape& weight = *it.weight->type.shape;
-  const auto is_wide = [](const Dim& pad) { return pad.constant() > 2; };
+  // Less cuts pixels off, and beyond are results of windows that lie in the padding alone.
+  const auto is_odd = [](const Dim& pad) { return pad.constant() < 0 || pad.constant() > 2; };
   if (it.moves() || !it.has_window(3, 3) || it.x->type.dtype != ir::DType::kFloat ||
       it.weight->type.dtype != ir::DType::kFloat ||
-      std::any_of(it.pads.begin(), it.pads.end(), is_wide) ||
+      std::any_of(it.pads.begin(), it.pads.end(), is_odd) ||
       !region::has_kernel(it.x, "WinogradConvolution")) {
     return false;
   }
