@@ -99,6 +99,12 @@ COMPOSITES = [
     Composite("layer norm of a constant row", lambda x: norm(x * 0 + 3, columns=[8]), [(4, 8)]),
     Composite("batch norm", batch_norm, [(6, 5, 4, 3), (5,), (5,)],
               [torch.zeros(5), torch.ones(5)], reads_sizes=True),
+    # PyTorch's gradient of a hard sigmoid multiplies float64, too, by the float32 next to 1 / 6.
+    Composite("hard activations",
+              lambda x: F.hardswish(x) + F.hardsigmoid(x.detach()) + F.relu6(x), [(7, 33)],
+              scale=3),
+    Composite("exponential units", lambda x: F.elu(x, 0.7) + F.selu(x) + F.celu(x, 1.3),
+              [(7, 33)], scale=3),
     Composite("softmax", lambda x: x.softmax(-1), [(2, 3, 40)]),
     Composite("softmax of one number", lambda x: x.softmax(1), [(5, 1)]),
     Composite("softmax of large numbers", lambda x: x.softmax(1), [(5, 40)], scale=100),
