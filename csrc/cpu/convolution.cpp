@@ -20,11 +20,11 @@ std::array<int64_t, 2> of_dims(const ir::Node& node, const char* name, int64_t l
   return {numbers[0].constant(), numbers[1].constant()};
 }
 
+}  // namespace
+
 bool is_side_by_side(const region::Layout& layout) {
   return layout.sizes[1] <= 1 || layout.strides[1] == 1;
 }
-
-}  // namespace
 
 Convolution::Convolution(const BoundNode& bound) {
   const ir::Node& node = bound.node;

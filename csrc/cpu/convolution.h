@@ -2,6 +2,7 @@
 // internal to cpu/.
 #pragma once
 
+#include "base/error.h"
 #include "cpu/program.h"
 
 #include <array>
@@ -23,5 +24,19 @@ struct Convolution {
 
   int64_t num_taps() const { return window[0] * window[1]; }
 };
+
+// Whether the channels of an image lie side by side.
+bool is_side_by_side(const region::Layout& layout);
+
+// Makes K<T> for the dtype of the first result. Throws InternalError if that is neither float32 nor
+// float64.
+template <template <typename> typename K>
+std::unique_ptr<const Kernel> make_of_dtype(const BoundNode& bound) {
+  const ir::DType dtype = bound.outputs.at(0).dtype;
+  if (dtype == ir::DType::kDouble) return std::make_unique<const K<double>>(bound);
+  ORT_CHECK(dtype == ir::DType::kFloat, bound.node.op.name, ": got ", ir::name(dtype),
+            ", want float32 or float64");
+  return std::make_unique<const K<float>>(bound);
+}
 
 }  // namespace torch_ort::cpu

@@ -217,13 +217,7 @@ class ConvolutionWeightGrad final : public Kernel {
 }  // namespace
 
 std::unique_ptr<const Kernel> make_convolution_weight_grad(const BoundNode& bound) {
-  const ir::DType dtype = bound.outputs.at(0).dtype;
-  if (dtype == ir::DType::kDouble) {
-    return std::make_unique<const ConvolutionWeightGrad<double>>(bound);
-  }
-  ORT_CHECK(dtype == ir::DType::kFloat, "ConvolutionWeightGrad: got ", ir::name(dtype),
-            ", want float32 or float64");
-  return std::make_unique<const ConvolutionWeightGrad<float>>(bound);
+  return make_of_dtype<ConvolutionWeightGrad>(bound);
 }
 
 }  // namespace torch_ort::cpu

@@ -153,12 +153,7 @@ class DepthwiseWeightGrad final : public Kernel {
 }  // namespace
 
 std::unique_ptr<const Kernel> make_depthwise_weight_grad(const BoundNode& bound) {
-  const ir::DType dtype = bound.outputs.at(0).dtype;
-  if (dtype == ir::DType::kDouble)
-    return std::make_unique<const DepthwiseWeightGrad<double>>(bound);
-  ORT_CHECK(dtype == ir::DType::kFloat, "DepthwiseWeightGrad: got ", ir::name(dtype),
-            ", want float32 or float64");
-  return std::make_unique<const DepthwiseWeightGrad<float>>(bound);
+  return make_of_dtype<DepthwiseWeightGrad>(bound);
 }
 
 }  // namespace torch_ort::cpu

@@ -96,8 +96,8 @@ struct Tiles {
   std::array<int64_t, 2> pad;
 };
 
-template <typename T>
-void point_into(std::array<T*, kPlaces>& rows, T* first, int64_t distance) {
+template <typename P, size_t kNumRows>
+void point_into(std::array<P, kNumRows>& rows, P first, int64_t distance) {
   for (int64_t p = 0; p < kPlaces; ++p) rows[p] = first + p * distance;
 }
 
@@ -120,10 +120,6 @@ struct Block {
   T* data;
   int64_t row, place;
 };
-
-bool is_side_by_side(const region::Layout& layout) {
-  return layout.sizes[1] <= 1 || layout.strides[1] == 1;
-}
 
 // ---- forward, and the gradient of the image
 
@@ -329,10 +325,8 @@ class WinogradConvolution final : public Kernel {
 
     void transform_results(const Block<T>& block, int64_t first, int64_t count, int64_t columns) {
       it_.tiles_.for_each(first, count, [&](int64_t i, int64_t n, int64_t y, int64_t x) {
-        std::array<T*, kPlaces> rows;
-        point_into(rows, block.at(0, i), block.place);
         std::array<const T*, kPlaces + 1> from;
-        std::copy(rows.begin(), rows.end(), from.begin());
+        point_into<const T*>(from, block.at(0, i), block.place);
         from[kPlaces] = operands_.bias != nullptr ? operands_.bias + column_ : zeros_;
         std::array<T*, 4> pixels;
         it_.result_.template find<2, T>(pixels.data(), operands_.result + column_, unread_, n, y,
@@ -577,10 +571,8 @@ class WinogradWeightGrad final : public Kernel {
     T* const copy = thread_memory<T, Use::kConverted>(9 * block.columns);
     T zeros = 0;
     for (int64_t i = 0; i < block.rows; ++i) {
-      std::array<T*, kPlaces> rows;
-      point_into(rows, sums.at(0, i), sums.place);
       std::array<const T*, kPlaces> from;
-      std::copy(rows.begin(), rows.end(), from.begin());
+      point_into<const T*>(from, sums.at(0, i), sums.place);
       T* const to = weight + (block.row + i) * strides_[0] + block.column * strides_[1];
       std::array<T*, 9> taps;
       for (int64_t tap = 0; tap < 9; ++tap) {
@@ -602,26 +594,17 @@ class WinogradWeightGrad final : public Kernel {
   int64_t parts_ = 1;                 // of the tiles; depends on sizes alone
 };
 
-template <template <typename> typename K>
-std::unique_ptr<const Kernel> make(const BoundNode& bound) {
-  const ir::DType dtype = bound.outputs.at(0).dtype;
-  if (dtype == ir::DType::kDouble) return std::make_unique<const K<double>>(bound);
-  ORT_CHECK(dtype == ir::DType::kFloat, bound.node.op.name, ": got ", ir::name(dtype),
-            ", want float32 or float64");
-  return std::make_unique<const K<float>>(bound);
-}
-
 }  // namespace
 
 std::unique_ptr<const Kernel> make_winograd_convolution(const BoundNode& bound) {
   for (const region::Layout* image : {&bound.inputs.at(0), &bound.outputs.at(0)}) {
     ORT_CHECK(image->sizes.size() == 4, "WinogradConvolution: want images of 4 dims");
   }
-  return make<WinogradConvolution>(bound);
+  return make_of_dtype<WinogradConvolution>(bound);
 }
 
 std::unique_ptr<const Kernel> make_winograd_weight_grad(const BoundNode& bound) {
-  return make<WinogradWeightGrad>(bound);
+  return make_of_dtype<WinogradWeightGrad>(bound);
 }
 
 }  // namespace torch_ort::cpu

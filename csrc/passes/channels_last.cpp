@@ -335,8 +335,9 @@ class Chooser {
   // (passes/winograd), on some processors of all (passes/convolution_weights).
   bool slows_down(const Node& node, const Value& weight) const {
     if (weight.type.dtype != DType::kFloat) return true;
+    if (region::prefers_own_convolutions(&weight)) return false;
     const std::optional<Convolution> found = find_convolution(node);
-    return !region::prefers_own_convolutions(&weight) && !(found && suits_winograd(graph_, *found));
+    return !found || !suits_winograd(graph_, *found);
   }
 
   // Adds what the convolution gains or loses by channels last, as bytes that need no reorder.

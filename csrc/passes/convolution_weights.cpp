@@ -46,27 +46,20 @@ struct Found {
   bool gives_bias = false;  // if that is read, as its second result
 };
 
-// The gradient of a convolution towards its weight.
-struct Gradient {
-  // What computes it. A transposed convolution is one whose result is its image, and whose image is
-  // its result.
-  Value *of_result, *image;
-  Shape window;  // of the weight: rows, channels of a group, pixels
-};
-
-std::optional<Gradient> find_gradient(const Convolution& it, const KnownSizes& sizes) {
-  if (it.dweight == nullptr || it.x->type.dtype != DType::kFloat) return std::nullopt;
-  if (!is_channels_last(it.gradient, sizes) || !is_channels_last(it.x, sizes)) return std::nullopt;
+// Whether the kernels compute the gradient towards the weight.
+bool can_compute(const Convolution& it, const KnownSizes& sizes) {
+  if (it.dweight == nullptr || it.x->type.dtype != DType::kFloat) return false;
+  if (!is_channels_last(it.gradient, sizes) || !is_channels_last(it.x, sizes)) return false;
   const Shape& window = *it.weight->type.shape;
   // A window that lies in the padding alone is not worth a case in the kernels.
   for (size_t dim = 0; dim < 2; ++dim) {
-    if (it.pads[dim].constant() >= window[2 + dim].constant()) return std::nullopt;
+    if (it.pads[dim].constant() >= window[2 + dim].constant()) return false;
   }
-  return it.is_transposed ? Gradient{it.x, it.gradient, window}
-                          : Gradient{it.gradient, it.x, window};
+  return true;
 }
 
-std::optional<Found> find_depthwise(const Convolution& it, const Shape& window) {
+std::optional<Found> find_depthwise(const Convolution& it) {
+  const Shape& window = *it.weight->type.shape;
   const Dim& channels = (*it.x->type.shape)[1];
   if (it.is_transposed || !(it.groups == channels) || !(window[0] == channels) ||
       !(window[1] == Dim(1)) || it.dweight->type.strides) {
@@ -81,18 +74,19 @@ std::optional<Found> find_depthwise(const Convolution& it, const Shape& window) 
 // Whether oneDNN's kernel is wrong: it copies the pixels that are read side by side, with steps of
 // a whole block of channels, into memory for as many channels as there are
 // (github.com/uxlfoundation/oneDNN/issues/6035).
-bool is_beyond_library(const Convolution& it, const Shape& window) {
+bool is_beyond_library(const Convolution& it) {
   const bool has_strides = !(it.strides == Shape{Dim(1), Dim(1)});
   return has_strides && it.has_window(1, 1) && it.groups == Dim(1) &&
-         window[1].constant() < kLeastChannels;
+         (*it.weight->type.shape)[1].constant() < kLeastChannels;
 }
 
-std::optional<Found> find_dense(const Convolution& it, const Shape& window) {
-  if (!it.groups.is_constant() || !window[1].is_constant()) return std::nullopt;
+std::optional<Found> find_dense(const Convolution& it) {
+  const Dim& channels = (*it.weight->type.shape)[1];  // of a group
+  if (!it.groups.is_constant() || !channels.is_constant()) return std::nullopt;
   const bool is_fast = region::prefers_own_convolutions(it.x) && !it.is_transposed &&
-                       window[1].constant() >= kLeastChannels && !it.has_window(1, 1);
+                       channels.constant() >= kLeastChannels && !it.has_window(1, 1);
   if (!region::has_kernel(it.x, "ConvolutionWeightGrad")) return std::nullopt;
-  if (!is_fast && !is_beyond_library(it, window)) return std::nullopt;
+  if (!is_fast && !is_beyond_library(it)) return std::nullopt;
   if (!has_pixels_as_rows(it.dweight->type)) return std::nullopt;
   return Found{"ConvolutionWeightGrad", {{"groups", it.groups}}};
 }
@@ -104,10 +98,9 @@ int convolution_weights(Graph& graph, PassContext& context) {
   const KnownSizes sizes(graph);
   for (Node& node : graph.nodes) {
     const std::optional<Convolution> it = find_convolution(node);
-    const std::optional<Gradient> gradient = it ? find_gradient(*it, sizes) : std::nullopt;
-    if (!gradient) continue;
-    std::optional<Found> found = find_depthwise(*it, gradient->window);
-    if (!found) found = find_dense(*it, gradient->window);
+    if (!it || !can_compute(*it, sizes)) continue;
+    std::optional<Found> found = find_depthwise(*it);
+    if (!found) found = find_dense(*it);
     if (!found) continue;
     if (!context.may_rewrite()) return rewrites;
     ops::Writer write(graph, &node);
@@ -115,9 +108,11 @@ int convolution_weights(Graph& graph, PassContext& context) {
     if (it->dbias != nullptr && found->gives_bias) types.push_back(it->dbias->type);
     found->attrs.insert(
         {{"strides", it->strides}, {"pads", it->pads}, {"dilations", it->dilations}});
-    const Node& made =
-        write.add({ir::kTorchOrtDomain, found->op}, {gradient->of_result, gradient->image}, types,
-                  std::move(found->attrs));
+    // A transposed convolution is one whose result is its image, and whose image is its result.
+    std::vector<Value*> operands = {it->gradient, it->x};
+    if (it->is_transposed) std::swap(operands[0], operands[1]);
+    const Node& made = write.add({ir::kTorchOrtDomain, found->op}, std::move(operands), types,
+                                 std::move(found->attrs));
     ir::replace_uses(*it->dweight, *made.outputs[0], graph);
     if (it->dbias != nullptr) {
       Value* sum = found->gives_bias ? made.outputs[1] : sum_pixels(write, *it->gradient);

@@ -1,14 +1,16 @@
 // Convolutions of 3x3, and their gradients -> those that multiply less (cpu/winograd.cpp)
 //
-//   y       = torch_ort.WinogradConvolution(x, weight, bias)
-//   dx      = torch_ort.WinogradConvolution(dy, weight)        with the weight turned by half a
-//   turn dweight = torch_ort.WinogradWeightGrad(dy, x) dbias   = ReduceSum(dy)
+//   y = torch_ort.WinogradConvolution(x, weight, bias)
 //
-// Declines where little would be saved (suits_winograd), and row-major images, whose channels are
-// apart. PyTorch computes what it declines.
+//   dx = torch_ort.WinogradConvolution(dy, weight)
+//   dweight = torch_ort.WinogradWeightGrad(dy, x)
+//   dbias = ReduceSum(dy)
+//
+// where dx has the weight turned by half a turn. Declines where little would be saved
+// (suits_winograd), and row-major images, whose channels are apart. PyTorch computes what it
+// declines.
 
 #include "ir/edit.h"
-#include "ops/channels_last.h"
 #include "passes/context.h"
 #include "passes/convolutions.h"
 

@@ -35,8 +35,7 @@ def _name(kind: type) -> tuple[str, str]:
 
 def generates_text(module: torch.nn.Module) -> bool:
     """Whether `generate` of this module calls the module itself, as transformers' models do."""
-    has_method = callable(getattr(type(module), "generate", None))
-    return has_method and any(_name(base) == _GENERATING for base in type(module).__mro__)
+    return any(_name(base) == _GENERATING for base in type(module).__mro__)
 
 
 def generating(model: torch.nn.Module, options: Options) -> Callable[..., Any]:
