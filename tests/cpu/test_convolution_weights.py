@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import torch_ort
+from tests.cpu.gradients import compare_at_sizes, compare_gradients
 from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
 from torch_ort import _C
 
@@ -215,9 +216,7 @@ def test_training(bias: bool) -> None:
         assert_near(y.detach(), want.detach(), atol=1e-5 * (step + 1))
         y.square().mean().backward()
         want.square().mean().backward()
-        for got, other in zip(model.parameters(), exact.parameters(), strict=True):
-            assert got.grad.stride() == got.stride()
-            assert_near(got.grad, other.grad, atol=3e-6 * (step + 1))
+        compare_gradients(model, exact, 3e-6 * (step + 1))
         for optimizer in (mine, theirs):
             optimizer.step()
             optimizer.zero_grad()
@@ -226,17 +225,7 @@ def test_training(bias: bool) -> None:
 @pytest.mark.usefixtures("few_registers")
 def test_other_sizes_of_images_and_batches() -> None:
     torch.manual_seed(0)
-    model = network()
-    exact = copy.deepcopy(model).double()
-    compiled = torch.compile(model, backend="ort", dynamic=True)
-    for sizes in [(2, 3, 14, 13), (3, 3, 9, 20), (5, 3, 7, 7)]:
-        x = torch.randn(sizes)
-        for each in (model, exact):
-            each.zero_grad()
-        compiled(x).square().mean().backward()
-        exact(x.double()).square().mean().backward()
-        for got, other in zip(model.parameters(), exact.parameters(), strict=True):
-            assert_near(got.grad, other.grad, atol=3e-6)
+    compare_at_sizes(network(), [(2, 3, 14, 13), (3, 3, 9, 20), (5, 3, 7, 7)], 3e-6)
 
 
 @pytest.mark.usefixtures("few_registers")
@@ -247,10 +236,7 @@ def test_a_weight_alone_has_a_gradient() -> None:
     exact, x = copy.deepcopy(model).double(), torch.randn(2, 16, 8, 9)
     torch.compile(model, backend="ort")(x).square().mean().backward()
     exact(x.double()).square().mean().backward()
-    for got, other in zip(model.parameters(), exact.parameters(), strict=True):
-        assert (got.grad is None) == (other.grad is None)
-        if got.grad is not None:
-            assert_near(got.grad, other.grad, atol=3e-6)
+    compare_gradients(model, exact, 3e-6)
 
 
 @pytest.fixture(params=["few_registers", "many_registers"])
@@ -265,8 +251,7 @@ def nodes_and_gradients(model: nn.Module, x: Tensor) -> dict[str, int]:
     exact = copy.deepcopy(model).double()
     torch.compile(model, backend="ort")(x).square().mean().backward()
     exact(x.double()).square().mean().backward()
-    for got, other in zip(model.parameters(), exact.parameters(), strict=True):
-        assert_near(got.grad, other.grad, atol=3e-6)
+    compare_gradients(model, exact, 3e-6)
     return nodes
 
 

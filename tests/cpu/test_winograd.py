@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import torch_ort
+from tests.cpu.gradients import compare_at_sizes, compare_gradients
 from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
 from torch_ort import _C
 
@@ -276,14 +277,6 @@ def count(model: nn.Module, x: Tensor) -> tuple[int, int]:
     return nodes["torch_ort.WinogradConvolution"], nodes["torch_ort.WinogradWeightGrad"]
 
 
-def compare_gradients(model: nn.Module, exact: nn.Module, atol: float = 4e-6) -> None:
-    for got, want in zip(model.parameters(), exact.parameters(), strict=True):
-        assert (got.grad is None) == (want.grad is None)
-        if got.grad is not None:
-            assert got.grad.stride() == got.stride()
-            assert_near(got.grad, want.grad, atol=atol)
-
-
 @pytest.fixture(autouse=True)
 def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ORT_STRICT", "1")
@@ -317,21 +310,12 @@ def test_an_ortmodule_trains_the_same() -> None:
     exact = copy.deepcopy(model).double()
     torch_ort.ORTModule(model)(x).square().mean().backward()
     exact(x.double()).square().mean().backward()
-    compare_gradients(model, exact)
+    compare_gradients(model, exact, 4e-6)
 
 
 def test_other_sizes_of_images_and_batches() -> None:
     torch.manual_seed(0)
-    model = network()
-    exact = copy.deepcopy(model).double()
-    compiled = torch.compile(model, backend="ort", dynamic=True)
-    for sizes in [(4, 3, 14, 13), (3, 3, 9, 20), (5, 3, 7, 7)]:
-        x = torch.randn(sizes)
-        for each in (model, exact):
-            each.zero_grad()
-        compiled(x).square().mean().backward()
-        exact(x.double()).square().mean().backward()
-        compare_gradients(model, exact)
+    compare_at_sizes(network(), [(4, 3, 14, 13), (3, 3, 9, 20), (5, 3, 7, 7)], 4e-6)
 
 
 def test_frozen_weights_and_images_that_need_gradients() -> None:
@@ -343,7 +327,7 @@ def test_frozen_weights_and_images_that_need_gradients() -> None:
     mine, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
     torch.compile(model, backend="ort")(mine).square().mean().backward()
     exact(theirs).square().mean().backward()
-    compare_gradients(model, exact)
+    compare_gradients(model, exact, 4e-6)
     assert_near(mine.grad, theirs.grad, atol=4e-6)
 
 

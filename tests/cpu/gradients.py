@@ -1,0 +1,33 @@
+"""Gradients of models through the engine, against those of a copy in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from tests.cpu.regions import assert_near
+
+
+def compare_gradients(model: nn.Module, exact: nn.Module, atol: float) -> None:
+    """Compare the gradients of all parameters; they are laid out as the parameters are."""
+    for got, want in zip(model.parameters(), exact.parameters(), strict=True):
+        assert (got.grad is None) == (want.grad is None)
+        if got.grad is not None:
+            assert got.grad.stride() == got.stride()
+            assert_near(got.grad, want.grad, atol=atol)
+
+
+def compare_at_sizes(model: nn.Module, sizes: Sequence[Sequence[int]], atol: float) -> None:
+    """Compare the gradients for images of other sizes, all through one compiled model."""
+    exact = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ort", dynamic=True)
+    for size in sizes:
+        x = torch.randn(size)
+        for each in (model, exact):
+            each.zero_grad()
+        compiled(x).square().mean().backward()
+        exact(x.double()).square().mean().backward()
+        compare_gradients(model, exact, atol)
