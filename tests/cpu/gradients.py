@@ -1,4 +1,4 @@
-"""Gradients of models through the engine, against those of a copy in float64."""
+"""What tests of convolutions share: sizes of results, and gradients against those in float64."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ import torch
 from torch import nn
 
 from tests.cpu.regions import assert_near
+
+
+def result_size(size: int, window: int, stride: int, pad: int, dilation: int) -> int:
+    """Return the pixels that a convolution makes of `size` pixels, by the formula of nn.Conv2d."""
+    return (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1
 
 
 def compare_gradients(model: nn.Module, exact: nn.Module, atol: float) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import torch_ort
-from tests.cpu.gradients import compare_at_sizes, compare_gradients
+from tests.cpu.gradients import compare_at_sizes, compare_gradients, result_size
 from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
 from torch_ort import _C
 
@@ -37,10 +37,6 @@ CASES = {
     "no rows": ((2, 8, 6, 6), (0, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
 }  # fmt: skip
 PARTS = ["3x3", "more places, rows and columns than a block has", "groups", "all of both"]
-
-
-def result_size(size: int, window: int, stride: int, pad: int, dilation: int) -> int:
-    return (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1
 
 
 def numbers(case: tuple, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

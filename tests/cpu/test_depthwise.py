@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_ort
+from tests.cpu.gradients import compare_gradients, result_size
 from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
 from torch_ort import _C
 
@@ -26,10 +27,6 @@ CASES = {
     "no results": ((2, 8, 3, 3), (4, 3), (1, 1), (0, 0), (1, 1)),
 }
 LAST = torch.channels_last
-
-
-def result_size(size: int, window: int, stride: int, pad: int, dilation: int) -> int:
-    return (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1
 
 
 def numbers(name: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -184,8 +181,7 @@ def test_training(size: tuple[int, ...], bias: bool) -> None:
         assert_near(y.detach(), want.detach(), atol=1e-5)
         y.square().mean().backward()
         want.square().mean().backward()
-        for got, other in zip(model.parameters(), exact.parameters(), strict=True):
-            assert_near(got.grad, other.grad, atol=2e-6 * (step + 1))
+        compare_gradients(model, exact, atol=2e-6 * (step + 1))
 
 
 def test_small_windows_are_left_to_pytorch() -> None:

@@ -51,24 +51,27 @@ def _without_names(message: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    rooms = (HERE, HERE.parent, HERE.parent / "passes")
+    paths = [*map(str, rooms), os.environ.get("PYTHONPATH", "")]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1",
         "MALLOC_PERTURB_": "165",
     }  # fmt: skip
 
 
-def work(*arguments: object) -> subprocess.Popen:
+def work(*arguments: object, shows_errors: bool = False) -> subprocess.Popen:
+    """Start the worker. What it says of files goes nowhere: their outcomes stand in its output."""
     command = [sys.executable, "-X", "faulthandler", str(WORKER), *map(str, arguments)]
     return subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+        command, env=environment(), stdout=subprocess.PIPE, text=True,
+        stderr=None if shows_errors else subprocess.DEVNULL,
+    )  # fmt: skip
 
 
 def make_corpus(path: pathlib.Path) -> None:
     """Write the models; they are the same each time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with work("corpus", path) as process:
+    with work("corpus", path, shows_errors=True) as process:
         process.communicate()
     if process.returncode != 0:
         raise RuntimeError(f"files_worker.py corpus: got exit code {process.returncode}, want 0")

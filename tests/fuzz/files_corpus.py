@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import io
 import pathlib
-import re
 import tempfile
 import warnings
 from collections.abc import Iterator
 
+import case_files
 import numpy as np
 import onnx
 import onnx.parser
@@ -21,8 +21,6 @@ from torch import nn
 
 from torch_ort import _C
 
-HERE = pathlib.Path(__file__).parent
-PASS_CASES = HERE.parent / "passes"
 # Of the ops that ONNX tests, those with more bytes in a file than this are the same again.
 MOST_BYTES = 20_000
 
@@ -131,11 +129,9 @@ def _texts() -> Iterator[tuple[str, Model]]:
 
 
 def _cases_of_passes() -> Iterator[tuple[str, Model]]:
-    for path in sorted(PASS_CASES.glob("*.onnxtxt")):
-        _, *cases = re.split(r"^# -----.*\n", path.read_text(), flags=re.MULTILINE)
-        for number, case in enumerate(cases):
-            model = onnx.parser.parse_model(case.split("# AFTER")[0])
-            yield f"pass_{path.stem}_{number}", _model(model)
+    for path in sorted(case_files.FOLDER.glob("*.onnxtxt")):
+        for number, case in enumerate(case_files.read_cases(path)[1]):
+            yield f"pass_{path.stem}_{number}", _model(onnx.parser.parse_model(case.before))
 
 
 def _cases_of_onnx() -> Iterator[tuple[str, Model]]:

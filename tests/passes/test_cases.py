@@ -12,9 +12,7 @@ has no word for it. `# AFTER PASS: channels_last` runs that pass before.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import pathlib
 import re
 from collections.abc import Iterator
 
@@ -24,12 +22,10 @@ import onnx.printer
 import pytest
 import torch
 import torch.distributed as dist
+from case_files import AFTER, FOLDER, Case, all_cases, read_cases
 
 from torch_ort import _C
 
-FOLDER = pathlib.Path(__file__).parent
-TITLE = re.compile(r"^# -----(.*)\n", re.MULTILINE)
-AFTER = "# AFTER\n"
 TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
 EARLIER = re.compile(r"^# AFTER PASS: (\w+)$", re.MULTILINE)
 SIZES = {"N": 3, "M": 5}
@@ -51,34 +47,6 @@ def one_rank() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def choices(many_registers: None) -> None:
     """Make no test depend on the processor."""
-
-
-@dataclasses.dataclass
-class Case:
-    path: pathlib.Path
-    pass_name: str
-    title: str
-    before: str
-    after: str
-
-    def __str__(self) -> str:
-        return f"{self.path.stem}: {self.title}"
-
-
-def read_cases(path: pathlib.Path) -> tuple[str, list[Case]]:
-    """Split a file into its head and its cases."""
-    head, *parts = TITLE.split(path.read_text())
-    pass_name = re.search(r"^# PASS: (\w+)$", head, re.MULTILINE).group(1)
-    cases = []
-    for title, body in zip(parts[::2], parts[1::2], strict=True):
-        before, separator, after = body.partition(AFTER)
-        assert separator, f"{path.name}: case{title} has no `# AFTER` line"
-        cases.append(Case(path, pass_name, title.strip(), before.strip(), after.strip()))
-    return head, cases
-
-
-def all_cases() -> list[Case]:
-    return [case for path in sorted(FOLDER.glob("**/*.onnxtxt")) for case in read_cases(path)[1]]
 
 
 @functools.cache
