@@ -430,11 +430,12 @@ class MemoryCheck {
               chunk.position, ", when its chunk is dead");
   }
 
-  // Whether the root has a byte in that part of the area.
-  bool lies_in(int root, Area area, int64_t offset, int64_t bytes) const {
-    const Placement& place = plan_.placements[root];
-    return has_bytes(root) && place.area == area && place.offset < offset + bytes &&
-           offset < place.offset + program_.tensors[root].bytes;
+  // Whether a root has a byte in that part of the area. An alias lies where its root does, and a
+  // file may state any size for it, which the run finds out.
+  bool lies_in(int tensor, Area area, int64_t offset, int64_t bytes) const {
+    const Placement& place = plan_.placements[tensor];
+    return program_.tensors[tensor].root < 0 && has_bytes(tensor) && place.area == area &&
+           place.offset < offset + bytes && offset < place.offset + program_.tensors[tensor].bytes;
   }
 
   bool lives_at(int root, int position) const {

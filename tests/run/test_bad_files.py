@@ -135,6 +135,22 @@ def test_a_result_of_another_size_than_its_type_says() -> None:
         run(f"g (float[2,3] x) => (float[2,4] y) {{ y = {EXP} (x) }}")
 
 
+def test_a_view_of_another_size_than_its_type_says() -> None:
+    """No rule tells that the sizes differ before N is known."""
+    text = """
+        g (float[N,6] x) => (float[6,N] y, float[N,6] z)
+            <float[N,6] e, float[6,N] t, float[6,"99*N*N"] v, float["6*N"] f, float["6*N"] d>
+        {
+            e = Exp (x)  t = Transpose (e)  six = Constant <value_ints = [-1]> ()
+            f = Reshape (t, six)  d = com.microsoft.YieldOp (f)
+            v = Transpose (e)  y = Mul (v, v)  z = Mul (e, e)
+        }
+    """
+    words = r"value 'v': got Float\[6, 3\] .*, want Float\[6, 891\] .* as its type says"
+    with pytest.raises(torch_ort.UserError, match=words):
+        run(text, x=torch.zeros(3, 6), d=torch.zeros(18))
+
+
 def test_inputs_of_sizes_that_one_symbol_cannot_have() -> None:
     model = onnx.parser.parse_model(
         HEAD + "g (float[N] x, float[M] z) => (float[N] y) { y = Exp (x) }"
