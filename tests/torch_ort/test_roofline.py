@@ -158,6 +158,16 @@ class TestCount:
 
         assert count_flops(train) == {"float32": 6 * one // (1 + causal)}
 
+    @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+    def test_recurrent_layers(self, kind, gates):
+        layer = kind(5, 7, num_layers=2, bidirectional=True)
+        x, h = torch.randn(6, 2, 5, requires_grad=True), torch.randn(4, 2, 7, requires_grad=True)
+        state = (h, torch.randn(4, 2, 7)) if kind is nn.LSTM else h
+        widths = (5 + 7) + (14 + 7)  # of inputs and states, by layer
+        forward = 2 * 6 * 2 * gates * 7 * 2 * widths
+        assert count_flops(lambda: layer(x, state)) == {"float32": forward}
+        assert count_flops(lambda: layer(x, state)[0].sum().backward()) == {"float32": 3 * forward}
+
     def test_dtypes(self):
         a = torch.randn(4, 5)
         with torch.autocast("cpu", torch.bfloat16):

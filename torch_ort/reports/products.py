@@ -21,6 +21,9 @@ _ATTENTION = {
     "_scaled_dot_product_efficient_attention_backward": (1, 11),
     "_scaled_dot_product_cudnn_attention_backward": (1, 14),
 }
+# The layers of an LSTM in eager PyTorch, by the products of each position and batch: in backward the
+# gradients of both factors.
+_ONEDNN_LSTM = {"mkldnn_rnn_layer": 1, "mkldnn_rnn_layer_backward": 2}
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ def product(op: str, args: Sequence[Any]) -> Product | None:
         first, causal = _ATTENTION[op]
         is_causal = len(args) > causal and args[causal]
         return attention(*args[first : first + 3], is_causal, op.endswith("_backward"))
+    if op in _ONEDNN_LSTM:
+        # The products of the input are among the sizes: one factor is input and state side by side.
+        (positions, batch, inputs), (gates, _), (_, width) = args[:3]
+        return _product(_ONEDNN_LSTM[op] * positions, batch, inputs + width, gates)
     if op == "torch_ort::recurrent":  # a product for each position
         (positions, batch, gates), (_, width) = args[:2]
         return _product(positions, batch, width, gates)
