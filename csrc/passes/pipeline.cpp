@@ -27,6 +27,7 @@ int remove_identity(ir::Graph& graph, PassContext& context);
 int fold_constants(ir::Graph& graph, PassContext& context);
 int merge_equal(ir::Graph& graph, PassContext& context);
 int find_clusters(ir::Graph& graph, PassContext& context);
+int instance_norms(ir::Graph& graph, PassContext& context);
 int fuse_attention(ir::Graph& graph, PassContext& context);
 int chunk_losses(ir::Graph& graph, PassContext& context);
 int lazy_logits(ir::Graph& graph, PassContext& context);
@@ -127,6 +128,8 @@ const std::vector<Pass>& pipeline() {
       {.name = "merge_equal", .run = merge_equal},
       // before all that replace nodes, since it numbers those that were captured
       {.name = "find_clusters", .run = find_clusters, .is_on_request = true},
+      // before replay_views, which gives each half views of its own; before channels_last
+      {.name = "instance_norms", .run = instance_norms, .rounds_elsewhere = true},
       // after merge_equal; before recompute_tagged and replay_views, which copy nodes that it looks
       // for from the forward into the backward half; its kernel rounds only results
       {.name = "fuse_attention",

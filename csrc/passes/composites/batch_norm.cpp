@@ -37,9 +37,7 @@ Moments moments_of_columns(Expander& write, ChannelWriter& by, const Channels& c
   Value* distance = write.make("Sub", {x, near});
   Value* sum = by.sum(distance);
   Value* squares = by.sum(write.make("Mul", {distance, distance}));
-  Value* shift = by.scale(sum, write.ratio(1, 1, channels.count()));
-  squares = write.make("Sub", {squares, write.make("Mul", {sum, shift})});
-  return {write.make("Add", {near, shift}), write.make("Max", {squares, write.constant(0)})};
+  return moments_around(write, near, sum, squares, channels.count());
 }
 
 bool expand_batch_norm(Graph& graph, Node& node) {

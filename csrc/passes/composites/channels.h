@@ -8,6 +8,7 @@
 #include "passes/unread.h"
 
 #include <iterator>
+#include <limits>
 #include <optional>
 
 namespace torch_ort::passes::composites {
@@ -111,5 +112,19 @@ struct Moments {
   // The sum of the squared distances from the mean.
   ir::Value *mean, *squares;
 };
+
+// The moments of `count` numbers, from the sums of their distances to a number near their mean, and
+// of the squares of these distances.
+inline Moments moments_around(Expander& write, ir::Value* near, ir::Value* sum, ir::Value* squares,
+                              const ir::Dim& count) {
+  ir::Value* shift = write.make("Mul", {sum, write.ratio(1, 1, count)});
+  // Squares that are too large for the dtype stay infinite: they are more than what is taken off.
+  const double largest = sum->type.dtype == ir::DType::kDouble ? std::numeric_limits<double>::max()
+                                                               : std::numeric_limits<float>::max();
+  ir::Value* excess = write.make("Min", {write.make("Mul", {sum, shift}), write.constant(largest)});
+  ir::Value* around = write.make("Sub", {squares, excess});
+  ir::Value* mean = write.make("Add", {near, shift});
+  return {mean, write.make("Max", {around, write.constant(0)})};
+}
 
 }  // namespace torch_ort::passes::composites

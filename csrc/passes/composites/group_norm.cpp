@@ -14,58 +14,79 @@ using ir::Node;
 using ir::Shape;
 using ir::Value;
 
-// Channels-last images (N, C, H, W) whose channels are divided into groups: C = G * D.
+// Images (N, C, ...) whose channels are divided into groups: C = G * D.
 struct Groups {
   Channels channels;
   int64_t count = 1, size = 1;  // G, D
 
-  Shape shape() const { return {channels.batch, count, size}; }
+  bool are_single() const { return size == 1; }
+  // One number for each image and channel, or for each image and group, by group. Where each
+  // channel is a group, these are the same.
+  Shape of_channels() const {
+    return are_single() ? Shape{channels.batch, count} : Shape{channels.batch, count, size};
+  }
+  Shape of_groups() const { return are_single() ? of_channels() : Shape{channels.batch, count, 1}; }
   Dim num_numbers() const { return ops::times(channels.inner, size); }
 };
 
-// Nothing where PyTorch's kernels are as fast: for row-major tensors, and for dtypes of four bytes
-// or more. For short floats in channels-last layout PyTorch's gradient takes many times longer.
+// Nothing where PyTorch's kernels are as fast, if groups have several channels: for row-major
+// tensors, and for dtypes of four bytes or more. For short floats in channels-last layout PyTorch's
+// gradient takes many times longer.
 std::optional<Groups> groups_of(const Graph& graph, const Value* x, int64_t count) {
   std::optional<Channels> channels = channels_of(graph, x);
-  if (!channels || !channels->is_last || ir::size_bytes(x->type.dtype) >= 4) return std::nullopt;
-  if (!channels->channels.is_constant() || count <= 0) return std::nullopt;
+  if (!channels || !channels->channels.is_constant() || count <= 0) return std::nullopt;
   const int64_t size = channels->channels.constant() / count;
   if (size == 0 || size * count != channels->channels.constant()) return std::nullopt;
+  const bool is_slow = channels->is_last && ir::size_bytes(x->type.dtype) < 4;
+  if (size > 1 && !is_slow) return std::nullopt;
   return Groups{std::move(*channels), count, size};
 }
 
 // Writes computations on the small tensors between the passes over images: one number for each
-// image and channel as (N, G, D), or for each image and group as (N, G, 1).
+// image and channel as (N, G, D), or for each image and group as (N, G, 1); if each channel is a
+// group, both as (N, C).
 class GroupWriter {
  public:
   GroupWriter(Expander& write, const Groups& groups) : write_(write), groups_(groups) {}
 
   // (N, C) -> (N, G, D)
-  Value* split(Value* numbers) { return write_.reshape(numbers, groups_.shape()); }
+  Value* split(Value* numbers) { return shaped(numbers, groups_.of_channels()); }
   // (N, G, D) -> (N, C)
   Value* join(Value* numbers) {
-    return write_.reshape(numbers, {groups_.channels.batch, groups_.channels.channels});
+    return shaped(numbers, {groups_.channels.batch, groups_.channels.channels});
   }
   // (N, G) -> (N, G, 1), and back
-  Value* of_group(Value* numbers) {
-    return write_.reshape(write_.number(numbers), {groups_.channels.batch, groups_.count, 1});
-  }
+  Value* of_group(Value* numbers) { return shaped(write_.number(numbers), groups_.of_groups()); }
   Value* statistic(Value* numbers) {
-    return write_.reshape(numbers, {groups_.channels.batch, groups_.count});
+    return shaped(numbers, {groups_.channels.batch, groups_.count});
   }
-  // (C) -> (1, G, D); ones if there is no such parameter.
+  // (C) -> (1, G, D)
   Value* of_channel(Value* numbers) {
-    const Shape shape = {1, groups_.count, groups_.size};
-    return numbers == nullptr ? ones() : write_.reshape(write_.number(numbers), shape);
+    Shape shape = groups_.of_channels();
+    shape[0] = 1;
+    return shaped(write_.number(numbers), shape);
+  }
+  // Times a number for each channel; as it is if there is no such parameter.
+  Value* scaled(Value* numbers, Value* factors) {
+    if (factors != nullptr) return write_.make("Mul", {numbers, of_channel(factors)});
+    return repeat(numbers);
   }
   // (N, G, 1) -> (N, G, D). A product with ones can be fused with the nodes around it; an Expand
   // would be a copy of its own.
-  Value* repeat(Value* numbers) { return write_.make("Mul", {numbers, ones()}); }
+  Value* repeat(Value* numbers) {
+    return groups_.are_single() ? numbers : write_.make("Mul", {numbers, ones()});
+  }
   // (N, G, D) -> (N, G, 1)
-  Value* sum(Value* numbers) { return write_.reduce("ReduceSum", numbers, {2}, true); }
-  Value* mean(Value* numbers) { return write_.reduce("ReduceMean", numbers, {2}, true); }
+  Value* sum(Value* numbers) { return reduced("ReduceSum", numbers); }
+  Value* mean(Value* numbers) { return reduced("ReduceMean", numbers); }
 
  private:
+  Value* shaped(Value* numbers, const Shape& shape) {
+    return *numbers->type.shape == shape ? numbers : write_.reshape(numbers, shape);
+  }
+  Value* reduced(const char* op, Value* numbers) {
+    return groups_.are_single() ? numbers : write_.reduce(op, numbers, {2}, true);
+  }
   Value* ones() {
     if (ones_ == nullptr) ones_ = write_.ones(Shape{1, 1, groups_.size});
     return ones_;
@@ -76,19 +97,28 @@ class GroupWriter {
   Value* ones_ = nullptr;
 };
 
-// The moments of each image and channel, in channels-last layout: from distances to the mean of a
-// part.
-Moments moments_of_images(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
+// A number near the mean of each image and channel: the mean as far as rounding allows or, in
+// channels-last layout, that of a part. A row of a row-major image is in the cache when it is read
+// again.
+Value* near_mean(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
+  if (!channels.is_last) {
+    Value* share = write.ratio(1, 1, channels.inner);
+    return by.scale(by.sum_inner(x), share);
+  }
   Value* part = by.first_part(x, 1);
   const Dim pixels = ops::times(part->type.shape->at(1), part->type.shape->at(2));
   Value* share = write.ratio(1, 1, pixels);  // before the sum, whichever compiler
-  Value* near = by.scale(by.sum_inner(part), share);
+  return by.scale(by.sum_inner(part), share);
+}
+
+// The moments of each image and channel, from distances to a number near the mean. The mean is
+// exact then to its last digit, on which the gradient of a weight depends if it is large.
+Moments moments_of_images(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
+  Value* near = near_mean(write, by, channels, x);
   Value* distance = write.make("Sub", {x, by.spread(near)});
   Value* sum = by.sum_inner(distance);
   Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
-  Value* shift = by.scale(sum, write.ratio(1, 1, channels.inner));
-  squares = write.make("Sub", {squares, write.make("Mul", {sum, shift})});
-  return {write.make("Add", {near, shift}), write.make("Max", {squares, write.constant(0)})};
+  return moments_around(write, near, sum, squares, channels.inner);
 }
 
 // The moments of each group, from those of each image and channel (Chan et al., as in
@@ -96,6 +126,7 @@ Moments moments_of_images(Expander& write, ChannelWriter& by, const Channels& ch
 Moments moments_of_groups(Expander& write, ChannelWriter& by, GroupWriter& small,
                           const Groups& groups, Value* x) {
   const Moments of_channels = moments_of_images(write, by, groups.channels, x);
+  if (groups.are_single()) return of_channels;
   Value* channel_mean = small.split(of_channels.mean);
   Value* mean = small.mean(channel_mean);
   Value* shift = write.make("Sub", {channel_mean, mean});
@@ -122,7 +153,7 @@ bool write_group_norm(Graph& graph, Node& node, const GroupNorm& norm) {
   ops::Formula& f = write.formula();
   Value* rstd = f.rsqrt(f.add(variance, f.constant(norm.epsilon)));
 
-  Value* factor = write.make("Mul", {rstd, small.of_channel(norm.weight)});
+  Value* factor = small.scaled(rstd, norm.weight);
   Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
   if (norm.bias != nullptr) offset = write.make("Add", {offset, small.of_channel(norm.bias)});
   by.replace(0,
@@ -176,17 +207,19 @@ bool expand_group_norm_backward(Graph& graph, Node& node) {
   Value* along = small.split(by.sum_inner(write.make("Mul", {grad, centered})));
   if (is_read(node, 0)) {
     // As for batch norm, with the means of groups instead of channels.
-    Value* scale = small.of_channel(weight);
     Value* share = write.ratio(1, 1, groups->num_numbers());
     const auto mean_of_group = [&](Value* sums) {
-      return by.scale(small.sum(write.make("Mul", {sums, scale})), share);
+      return by.scale(small.sum(small.scaled(sums, weight)), share);
     };
-    Value* cube = write.make("Mul", {write.make("Mul", {rstd, rstd}), rstd});
-    Value* of_centered = write.make("Neg", {write.make("Mul", {mean_of_group(along), cube})});
-    Value* rest = write.make("Neg", {write.make("Mul", {mean_of_group(small.split(sum)), rstd})});
+    // Large sums are scaled before they are multiplied by weights, so that no product overflows.
+    Value* square = write.make("Mul", {rstd, rstd});
+    Value* mean_along = mean_of_group(write.make("Mul", {along, square}));
+    Value* of_centered = write.make("Neg", {write.make("Mul", {mean_along, rstd})});
+    Value* mean_grad = mean_of_group(write.make("Mul", {small.split(sum), rstd}));
+    Value* rest = write.make("Neg", {mean_grad});
     Value* from_x =
         write.mul_add(center(), spread(small.repeat(of_centered)), spread(small.repeat(rest)));
-    Value* factor = write.make("Mul", {rstd, scale});
+    Value* factor = small.scaled(rstd, weight);
     by.replace(0, write.mul_add(grad, spread(factor), from_x));
   }
   if (is_read(node, 1)) {
