@@ -13,6 +13,11 @@
 //
 // summed over tiles, which are the steps of the 16 products.
 //
+// Volumes are images one behind the other: their windows of 3x3x3 have three depths, each with a
+// transformed weight of its own, whose products with the planes of a volume are added up before the
+// result is transformed back. A block has tiles of several planes, plane by plane, so that one that
+// is shifted by a plane is a part of the same memory.
+//
 // Threads divide tiles or columns of the result, and go through their parts in blocks whose
 // transforms stay in the second-level cache. So images are transformed once for each block of
 // columns, which is little beside its products. All sums are in one order whatever the number of
@@ -48,53 +53,157 @@ constexpr int64_t kLeastColumns = 64, kMostColumns = 128, kWeight = 1 << 14;
 // take as many numbers as the second-level cache holds, and each has several blocks of tiles.
 constexpr int64_t kMostParts = 16, kSums = 1 << 15, kPartTiles = 4 * kTiles;
 
+// The planes of a block of volumes, and all of its tiles.
+constexpr int64_t kPlanes = 8;
+
+// A pixel of a batch. Images that are no volumes have one plane.
+struct Place {
+  int64_t n, z, y, x;
+};
+
 // The pixels of images whose channels lie side by side. Those outside are all at one place.
 template <typename T>
 struct Pixels {
-  explicit Pixels(const region::Layout& layout)
-      : strides{layout.strides[0], layout.strides[2], layout.strides[3]},
-        height(layout.sizes[2]),
-        width(layout.sizes[3]) {}
+  explicit Pixels(const region::Layout& layout) {
+    const bool is_volume = layout.sizes.size() > 4;
+    const size_t first = is_volume ? 3 : 2;  // the dim of the rows of pixels
+    depth = is_volume ? layout.sizes[2] : 1;
+    height = layout.sizes[first];
+    width = layout.sizes[first + 1];
+    strides = {layout.strides[0], is_volume ? layout.strides[2] : 0, layout.strides[first],
+               layout.strides[first + 1]};
+  }
 
-  // The square of pixels from (y, x) on.
+  // The square of pixels of a plane from a place on.
   template <int kSize, typename U>
-  void find(U** pixels, U* image, U* outside, int64_t n, int64_t y, int64_t x) const {
-    for (int64_t row = y; row < y + kSize; ++row) {
-      for (int64_t column = x; column < x + kSize; ++column) {
-        const bool is_inside = row >= 0 && row < height && column >= 0 && column < width;
-        *pixels++ =
-            is_inside ? image + n * strides[0] + row * strides[1] + column * strides[2] : outside;
+  void find(U** pixels, U* image, U* outside, const Place& at) const {
+    const bool has_plane = at.z >= 0 && at.z < depth;
+    for (int64_t row = at.y; row < at.y + kSize; ++row) {
+      for (int64_t column = at.x; column < at.x + kSize; ++column) {
+        const bool is_inside =
+            has_plane && row >= 0 && row < height && column >= 0 && column < width;
+        *pixels++ = is_inside ? image + at.n * strides[0] + at.z * strides[1] + row * strides[2] +
+                                    column * strides[3]
+                              : outside;
       }
     }
   }
 
-  std::array<int64_t, 3> strides;  // of images, rows and pixels
-  int64_t height, width;
+  std::array<int64_t, 4> strides{};  // of images, planes, rows and pixels
+  int64_t depth = 1, height = 0, width = 0;
+};
+
+// Tiles of `planes` planes from (n, z) on: in each of them, `count` from number `first` on. Without
+// volumes the tiles of all images are numbered, and a block has one plane.
+struct TileBlock {
+  int64_t n = 0, z = 0, planes = 1, first = 0, count = 0;
+
+  int64_t size(int64_t num_planes) const { return num_planes * count; }
 };
 
 // The tiles of a result.
 struct Tiles {
-  Tiles(const region::Layout& result, const std::array<int64_t, 2>& pads)
-      : batch(result.sizes[0]),
-        down(ceil_div(result.sizes[2], 2)),
-        right(ceil_div(result.sizes[3], 2)),
-        pad(pads) {}
+  Tiles(const region::Layout& result, const std::vector<int64_t>& pads)
+      : is_volume(result.sizes.size() > 4), batch(result.sizes[0]), taps(is_volume ? 3 : 1) {
+    const size_t first = is_volume ? 3 : 2;
+    depth = is_volume ? result.sizes[2] : 1;
+    down = ceil_div(result.sizes[first], 2);
+    right = ceil_div(result.sizes[first + 1], 2);
+    std::copy(pads.begin(), pads.end(), pad.end() - static_cast<int64_t>(pads.size()));
+    planes = even_part(depth, kPlanes, 1);
+    in_plane = even_part(down * right, std::max<int64_t>(1, kTiles / planes), 1);
+  }
 
-  int64_t count() const { return batch * down * right; }
+  int64_t count() const { return batch * depth * down * right; }
+  // What threads divide: tiles, or blocks of volumes.
+  int64_t num_units() const {
+    return is_volume ? batch * ceil_div(depth, planes) * ceil_div(down * right, in_plane) : count();
+  }
+  // The size of blocks, in units.
+  int64_t units_in_block(int64_t all, int64_t multiple) const {
+    return is_volume ? 1 : even_part(all, kTiles, multiple);
+  }
+  // The most tiles of a result that a block of so many units has.
+  int64_t most_tiles(int64_t units) const { return is_volume ? planes * in_plane : units; }
+  // And of an image, whose windows reach into other planes.
+  int64_t most_of_image(int64_t units) const {
+    return is_volume ? (planes + taps - 1) * in_plane : units;
+  }
 
-  // Calls body(i, n, y, x) for `count` tiles from `first` on, with the first pixel of each in the
-  // result.
+  TileBlock block(int64_t unit, int64_t units) const {
+    if (!is_volume) return {.first = unit, .count = units};
+    const int64_t across = ceil_div(down * right, in_plane), behind = ceil_div(depth, planes);
+    const int64_t first = unit % across * in_plane, z = unit / across % behind * planes;
+    return {.n = unit / across / behind,
+            .z = z,
+            .planes = std::min(planes, depth - z),
+            .first = first,
+            .count = std::min(in_plane, down * right - first)};
+  }
+
+  // Calls body(i, place) for the tiles of `num_planes` planes of a block, with the first pixel of
+  // each in the result.
   template <typename F>
-  void for_each(int64_t first, int64_t count, const F& body) const {
-    for (int64_t i = 0; i < count; ++i) {
-      const int64_t tile = first + i, row = tile / right;
-      body(i, row / down, row % down * 2, tile % right * 2);
+  void for_each(const TileBlock& block, int64_t num_planes, const F& body) const {
+    for (int64_t plane = 0; plane < num_planes; ++plane) {
+      for (int64_t i = 0; i < block.count; ++i) {
+        const int64_t tile = block.first + i, row = tile / right;
+        body(plane * block.count + i,
+             Place{block.n + row / down, block.z + plane, row % down * 2, tile % right * 2});
+      }
     }
   }
 
-  int64_t batch, down, right;
-  std::array<int64_t, 2> pad;
+  // Calls body(place) for all tiles of all planes.
+  template <typename F>
+  void for_each_tile(const F& body) const {
+    for (int64_t unit = 0; unit < num_units(); ++unit) {
+      const TileBlock one = block(unit, 1);
+      for_each(one, one.planes, [&](int64_t /*i*/, const Place& at) { body(at); });
+    }
+  }
+
+  // The first pixel of the image that a tile of the result depends on.
+  Place in_image(const Place& at) const {
+    return {at.n, at.z - pad[0], at.y - pad[1], at.x - pad[2]};
+  }
+
+  bool is_volume;
+  int64_t batch, depth = 1, down = 0, right = 0, taps;
+  std::array<int64_t, 3> pad{};      // of planes, rows and columns
+  int64_t planes = 1, in_plane = 1;  // of a block of volumes
 };
+
+// The pads that a node says, of a window of three on each side.
+std::vector<int64_t> pads_of(const BoundNode& bound) {
+  const ir::Shape pads = ir::ints_attr(bound.node.attrs, "pads", {});
+  const size_t want = bound.inputs.at(0).sizes.size() - 2;
+  const auto is_narrow = [](const ir::Dim& pad) {
+    return pad.constant() >= 0 && pad.constant() <= 2;
+  };
+  ORT_CHECK(pads.size() == want && std::all_of(pads.begin(), pads.end(), is_narrow),
+            bound.node.op.name, ": pads: want ", want, " numbers from 0 to 2");
+  std::vector<int64_t> found;
+  for (const ir::Dim& pad : pads) found.push_back(pad.constant());
+  return found;
+}
+
+// The sizes of a result of `channels` channels.
+std::vector<int64_t> result_sizes(const region::Layout& image, int64_t channels,
+                                  const std::vector<int64_t>& pads) {
+  std::vector<int64_t> sizes = {image.sizes[0], channels};
+  for (size_t dim = 0; dim < pads.size(); ++dim) {
+    sizes.push_back(image.sizes[2 + dim] + 2 * pads[dim] - 2);
+  }
+  return sizes;
+}
+
+// The strides of a weight: of rows, channels and the depths, rows and columns of a window.
+std::array<int64_t, 5> strides_of(const region::Layout& weight) {
+  const std::vector<int64_t>& from = weight.strides;
+  if (from.size() > 4) return {from[0], from[1], from[2], from[3], from[4]};
+  return {from[0], from[1], 0, from[2], from[3]};
+}
 
 template <typename P, size_t kNumRows>
 void point_into(std::array<P, kNumRows>& rows, P first, int64_t distance) {
@@ -137,12 +246,10 @@ class WinogradConvolution final : public Kernel {
     const size_t of_image = is_turned_ ? 0 : 1;  // dims of the weight
     channels_ = image.sizes.at(1);
     columns_ = result.sizes.at(1);
-    std::vector<int64_t> want = {0, 0, 3, 3}, size = {image.sizes[0], columns_};
+    std::vector<int64_t> want(image.sizes.size(), 3);
     want[of_image] = channels_;
     want[1 - of_image] = columns_;
-    for (size_t dim = 0; dim < 2; ++dim) {
-      size.push_back(image.sizes[2 + dim] + 2 * tiles_.pad[dim] - 2);
-    }
+    const std::vector<int64_t> size = result_sizes(image, columns_, pads_of(bound));
     ORT_CHECK(weight.sizes == want && result.sizes == size && is_side_by_side(image) &&
                   is_side_by_side(result) && image.dtype == weight.dtype &&
                   image.dtype == result.dtype,
@@ -151,14 +258,14 @@ class WinogradConvolution final : public Kernel {
                              bound.inputs[2].dtype == image.dtype && lies_by_rows(bound.inputs[2])),
               "WinogradConvolution: got a bias of another size than that of ", columns_,
               " channels");
-    std::copy(weight.strides.begin(), weight.strides.end(), weight_strides_.begin());
+    weight_strides_ = strides_of(weight);
     steps_ = even_part(channels_, kSteps, kernels_.panel_width);
   }
 
   std::string str() const override {
     return concat("Winograd convolution, ", tiles_.batch, " images of ", channels_, " x ",
-                  image_.height, " x ", image_.width, " to ", columns_, " channels, ",
-                  tiles_.count(), " tiles\n");
+                  tiles_.is_volume ? concat(image_.depth, " x ") : "", image_.height, " x ",
+                  image_.width, " to ", columns_, " channels, ", tiles_.count(), " tiles\n");
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
@@ -167,9 +274,11 @@ class WinogradConvolution final : public Kernel {
     const Operands operands{static_cast<const T*>(inputs[0]), static_cast<const T*>(inputs[1]),
                             has_bias_ ? static_cast<const T*>(inputs[2]) : nullptr,
                             static_cast<T*>(outputs[0])};
-    const int64_t work = kPlaces * tiles * std::max<int64_t>(channels_, 1) * columns_;
+    const int64_t work = kPlaces * tiles_.taps * tiles * std::max<int64_t>(channels_, 1) * columns_;
     const int64_t wanted = std::clamp<int64_t>(work / kWorkPerThread, 1, num_threads());
-    const Grid grid(tiles, columns_, wanted, tiles, kernels_.product_rows, kernels_.panel_width);
+    const int64_t units = tiles_.num_units();
+    const Grid grid(units, columns_, wanted, units, tiles_.is_volume ? 1 : kernels_.product_rows,
+                    kernels_.panel_width);
     parallel_for(0, grid.num_parts(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) Part(*this, operands).run(grid.part(i));
     });
@@ -187,12 +296,14 @@ class WinogradConvolution final : public Kernel {
     Part(const WinogradConvolution& it, const Operands& operands) : it_(it), operands_(operands) {}
 
     void run(const Rectangle& part) {
-      const int64_t channels = it_.channels_;
-      const int64_t tiles = even_part(part.rows, kTiles, it_.kernels_.product_rows);
+      const int64_t channels = it_.channels_, steps = it_.tiles_.taps * channels;
+      const int64_t units = it_.tiles_.units_in_block(part.rows, it_.kernels_.product_rows);
+      const int64_t tiles = it_.tiles_.most_tiles(units);
+      const int64_t of_image = it_.tiles_.most_of_image(units);
       const int64_t columns =
-          std::clamp(kWeight / std::max<int64_t>(channels, 1), kLeastColumns, kMostColumns);
+          std::clamp(kWeight / std::max<int64_t>(steps, 1), kLeastColumns, kMostColumns);
       const int64_t width = even_part(part.columns, columns, it_.kernels_.panel_width);
-      weight_ = thread_memory<T, Use::kRight>(kPlaces * channels * width);
+      weight_ = thread_memory<T, Use::kRight>(kPlaces * steps * width);
       spread_ = thread_memory<T, Use::kPanel>(kPlaces * it_.kernels_.panel_width *
                                               spread_row<T>(std::max(channels, width)));
       const int64_t longest = std::max(channels, width);
@@ -200,36 +311,39 @@ class WinogradConvolution final : public Kernel {
       zeros_ = thread_memory<T, Use::kImageRow>(2 * longest);
       std::fill_n(zeros_, longest, T(0));
       unread_ = zeros_ + longest;
-      const Block<T> image(thread_memory<T, Use::kLeft>(Block<T>::size(tiles, channels)), tiles,
-                           channels);
+      const Block<T> image(thread_memory<T, Use::kLeft>(Block<T>::size(of_image, channels)),
+                           of_image, channels);
       const Block<T> result(thread_memory<T, Use::kSums>(Block<T>::size(tiles, width)), tiles,
                             width);
       for (int64_t j = 0; j < part.columns; j += width) {
         column_ = part.column + j;
         const int64_t taken = std::min(width, part.columns - j);
         const PackedColumns packed(taken, it_.kernels_.panel_width);
-        transform_weight(packed, taken);
-        for (int64_t i = 0; i < part.rows; i += tiles) {
-          const int64_t first = part.row + i, count = std::min(tiles, part.rows - i);
-          transform_images(image, first, count);
-          for (int64_t p = 0; p < kPlaces; ++p) multiply(image, result, p, packed, count);
-          transform_results(result, first, count, taken);
+        for (int64_t tap = 0; tap < it_.tiles_.taps; ++tap) transform_weight(packed, tap, taken);
+        for (int64_t i = 0; i < part.rows; i += units) {
+          const TileBlock block = it_.tiles_.block(part.row + i, std::min(units, part.rows - i));
+          transform_images(image, block);
+          for (int64_t p = 0; p < kPlaces; ++p) multiply(image, result, p, packed, block);
+          transform_results(result, block, taken);
         }
       }
     }
 
    private:
-    // The panels of a place and of the steps from `step` on.
-    T* panels(const PackedColumns& packed, int64_t place, int64_t step) const {
-      return weight_ + (place * it_.channels_ + step) * packed.padded();
+    // The panels of a place, a depth of the windows, and the steps from `step` on.
+    T* panels(const PackedColumns& packed, int64_t place, int64_t tap, int64_t step) const {
+      return weight_ + ((place * it_.tiles_.taps + tap) * it_.channels_ + step) * packed.padded();
     }
 
-    void transform_weight(const PackedColumns& packed, int64_t columns) {
-      it_.is_turned_ ? transform_by_steps(packed, columns) : transform_by_panels(packed, columns);
+    // Transforms the weight of one depth of the windows.
+    void transform_weight(const PackedColumns& packed, int64_t tap, int64_t columns) {
+      depth_ = it_.is_turned_ ? it_.tiles_.taps - 1 - tap : tap;
+      it_.is_turned_ ? transform_by_steps(packed, tap, columns)
+                     : transform_by_panels(packed, tap, columns);
     }
 
     // Each row of the weight is a column of the products.
-    void transform_by_panels(const PackedColumns& packed, int64_t columns) {
+    void transform_by_panels(const PackedColumns& packed, int64_t tap, int64_t columns) {
       const int64_t panel = it_.kernels_.panel_width, row = spread_row<T>(it_.channels_);
       for (int64_t j = 0; j < columns; j += panel) {
         const int64_t count = std::min(panel, columns - j);
@@ -239,7 +353,7 @@ class WinogradConvolution final : public Kernel {
         for (int64_t p = 0; p < kPlaces; ++p) {
           for (int64_t step = 0; step < it_.channels_; step += it_.steps_) {
             const int64_t steps = std::min(it_.steps_, it_.channels_ - step);
-            it_.kernels_.pack({.to = panels(packed, p, step) + j * steps,
+            it_.kernels_.pack({.to = panels(packed, p, tap, step) + j * steps,
                                .width = packed.width_from(j),
                                .steps = steps,
                                .from = spread_ + p * panel * row + step,
@@ -252,7 +366,7 @@ class WinogradConvolution final : public Kernel {
     }
 
     // Each row of the weight is a step of the products.
-    void transform_by_steps(const PackedColumns& packed, int64_t columns) {
+    void transform_by_steps(const PackedColumns& packed, int64_t tap, int64_t columns) {
       const int64_t panel = it_.kernels_.panel_width, row = spread_row<T>(columns);
       for (int64_t first = 0; first < it_.channels_; first += panel) {
         const int64_t count = std::min(panel, it_.channels_ - first);
@@ -264,13 +378,14 @@ class WinogradConvolution final : public Kernel {
         for (int64_t p = 0; p < kPlaces; ++p) {
           for (int64_t j = 0; j < columns; j += panel) {
             const int64_t width = packed.width_from(j);
-            it_.kernels_.pack({.to = panels(packed, p, step) + j * steps + (first - step) * width,
-                               .width = width,
-                               .steps = count,
-                               .from = spread_ + p * panel * row + j,
-                               .across = 1,
-                               .along = row,
-                               .count = std::min(panel, columns - j)});
+            it_.kernels_.pack(
+                {.to = panels(packed, p, tap, step) + j * steps + (first - step) * width,
+                 .width = width,
+                 .steps = count,
+                 .from = spread_ + p * panel * row + j,
+                 .across = 1,
+                 .along = row,
+                 .count = std::min(panel, columns - j)});
           }
         }
       }
@@ -281,9 +396,10 @@ class WinogradConvolution final : public Kernel {
     void transform_taps(int64_t row, int64_t column, int64_t n, T* to, int64_t distance) {
       std::array<const T*, 9> taps;
       const auto& strides = it_.weight_strides_;
-      const T* const from = operands_.weight + row * strides[0] + column * strides[1];
+      const T* const from =
+          operands_.weight + row * strides[0] + column * strides[1] + depth_ * strides[2];
       for (int64_t tap = 0; tap < 9; ++tap) {
-        const T* const first = from + tap / 3 * strides[2] + tap % 3 * strides[3];
+        const T* const first = from + tap / 3 * strides[3] + tap % 3 * strides[4];
         T* const copy = taps_ + tap * n;
         if (strides[1] != 1) {
           for (int64_t i = 0; i < n; ++i) copy[i] = first[i * strides[1]];
@@ -295,69 +411,76 @@ class WinogradConvolution final : public Kernel {
       it_.kernels_.tiles.weight(taps.data(), rows.data(), n);
     }
 
-    void transform_images(const Block<T>& block, int64_t first, int64_t count) const {
-      it_.tiles_.for_each(first, count, [&](int64_t i, int64_t n, int64_t y, int64_t x) {
+    void transform_images(const Block<T>& images, const TileBlock& block) const {
+      const Tiles& tiles = it_.tiles_;
+      tiles.for_each(block, block.planes + tiles.taps - 1, [&](int64_t i, const Place& at) {
         std::array<const T*, kPlaces> pixels;
-        it_.image_.template find<4, const T>(pixels.data(), operands_.image, zeros_, n,
-                                             y - it_.tiles_.pad[0], x - it_.tiles_.pad[1]);
+        it_.image_.template find<4, const T>(pixels.data(), operands_.image, zeros_,
+                                             tiles.in_image(at));
         std::array<T*, kPlaces> rows;
-        point_into(rows, block.at(0, i), block.place);
+        point_into(rows, images.at(0, i), images.place);
         it_.kernels_.tiles.image(pixels.data(), rows.data(), it_.channels_);
       });
     }
 
-    void multiply(const Block<T>& image, const Block<T>& result, int64_t place,
-                  const PackedColumns& packed, int64_t count) const {
-      // Without channels the sums are of no steps.
-      for (int64_t step = 0; step == 0 || step < it_.channels_; step += it_.steps_) {
-        PanelProduct<T> product{};
-        product.c = result.at(place, 0);
-        product.c_row = product.start_row = result.row;
-        product.start = step > 0 ? product.c : nullptr;
-        product.a = image.at(place, 0) + step;
-        product.a_row = image.row;
-        product.a_column = 1;
-        product.m = count;
-        product.k = std::min(it_.steps_, it_.channels_ - step);
-        packed.multiply(it_.kernels_, product, panels(packed, place, step));
+    void multiply(const Block<T>& images, const Block<T>& results, int64_t place,
+                  const PackedColumns& packed, const TileBlock& block) const {
+      for (int64_t tap = 0; tap < it_.tiles_.taps; ++tap) {
+        // Without channels the sums are of no steps.
+        for (int64_t step = 0; step == 0 || step < it_.channels_; step += it_.steps_) {
+          PanelProduct<T> product{};
+          product.c = results.at(place, 0);
+          product.c_row = product.start_row = results.row;
+          product.start = tap > 0 || step > 0 ? product.c : nullptr;
+          product.a = images.at(place, tap * block.count) + step;
+          product.a_row = images.row;
+          product.a_column = 1;
+          product.m = block.size(block.planes);
+          product.k = std::min(it_.steps_, it_.channels_ - step);
+          packed.multiply(it_.kernels_, product, panels(packed, place, tap, step));
+        }
       }
     }
 
-    void transform_results(const Block<T>& block, int64_t first, int64_t count, int64_t columns) {
-      it_.tiles_.for_each(first, count, [&](int64_t i, int64_t n, int64_t y, int64_t x) {
+    void transform_results(const Block<T>& results, const TileBlock& block, int64_t columns) {
+      it_.tiles_.for_each(block, block.planes, [&](int64_t i, const Place& at) {
         std::array<const T*, kPlaces + 1> from;
-        point_into<const T*>(from, block.at(0, i), block.place);
+        point_into<const T*>(from, results.at(0, i), results.place);
         from[kPlaces] = operands_.bias != nullptr ? operands_.bias + column_ : zeros_;
         std::array<T*, 4> pixels;
-        it_.result_.template find<2, T>(pixels.data(), operands_.result + column_, unread_, n, y,
-                                        x);
+        it_.result_.template find<2, T>(pixels.data(), operands_.result + column_, unread_, at);
         if (it_.kernels_.tiles.result(from.data(), pixels.data(), columns) == T(0)) return;
         for (int64_t pixel = 0; pixel < 4; ++pixel) {
           if (pixels[pixel] == unread_) continue;
-          compute(pixels[pixel], columns, n, y + pixel / 2, x + pixel % 2);
+          compute(pixels[pixel], columns, {at.n, at.z, at.y + pixel / 2, at.x + pixel % 2});
         }
       });
     }
 
     // Computes a pixel of the result by the definition.
-    void compute(T* to, int64_t columns, int64_t n, int64_t y, int64_t x) const {
+    void compute(T* to, int64_t columns, const Place& at) const {
       const T* const start = operands_.bias != nullptr ? operands_.bias + column_ : zeros_;
       std::copy_n(start, columns, to);
-      std::array<const T*, 9> pixels;
-      it_.image_.template find<3, const T>(pixels.data(), operands_.image, zeros_, n,
-                                           y - it_.tiles_.pad[0], x - it_.tiles_.pad[1]);
       const auto& strides = it_.weight_strides_;
       const int64_t along = strides[it_.is_turned_ ? 0 : 1];
       const int64_t across = strides[it_.is_turned_ ? 1 : 0];
-      for (int64_t tap = 0; tap < 9; ++tap) {
-        if (pixels[tap] == zeros_) continue;
-        const int64_t from = it_.is_turned_ ? 8 - tap : tap;
-        const T* const weight =
-            operands_.weight + from / 3 * strides[2] + from % 3 * strides[3] + column_ * across;
-        for (int64_t step = 0; step < it_.channels_; ++step) {
-          const T pixel = pixels[tap][step];
-          const T* const row = weight + step * along;
-          for (int64_t j = 0; j < columns; ++j) to[j] += pixel * row[j * across];
+      const int64_t num_taps = 9 * it_.tiles_.taps;
+      for (int64_t depth = 0; depth < it_.tiles_.taps; ++depth) {
+        std::array<const T*, 9> pixels;
+        Place from_image = it_.tiles_.in_image(at);
+        from_image.z += depth;
+        it_.image_.template find<3, const T>(pixels.data(), operands_.image, zeros_, from_image);
+        for (int64_t tap = 0; tap < 9; ++tap) {
+          if (pixels[tap] == zeros_) continue;
+          const int64_t all = 9 * depth + tap, from = it_.is_turned_ ? num_taps - 1 - all : all;
+          const T* const weight = operands_.weight + from / 9 * strides[2] +
+                                  from % 9 / 3 * strides[3] + from % 3 * strides[4] +
+                                  column_ * across;
+          for (int64_t step = 0; step < it_.channels_; ++step) {
+            const T pixel = pixels[tap][step];
+            const T* const row = weight + step * along;
+            for (int64_t j = 0; j < columns; ++j) to[j] += pixel * row[j * across];
+          }
         }
       }
     }
@@ -365,26 +488,17 @@ class WinogradConvolution final : public Kernel {
     const WinogradConvolution& it_;
     const Operands& operands_;
     int64_t column_ = 0;  // of the result: the first one of the block
+    int64_t depth_ = 0;   // of the windows: that whose weight is transformed
     T *weight_ = nullptr, *spread_ = nullptr, *taps_ = nullptr;
     T *zeros_ = nullptr, *unread_ = nullptr;  // what is read outside of images, and written there
   };
-
-  static std::array<int64_t, 2> pads_of(const BoundNode& bound) {
-    const ir::Shape pads = ir::ints_attr(bound.node.attrs, "pads", {});
-    const auto is_narrow = [](const ir::Dim& pad) {
-      return pad.constant() >= 0 && pad.constant() <= 2;
-    };
-    ORT_CHECK(pads.size() == 2 && std::all_of(pads.begin(), pads.end(), is_narrow),
-              "WinogradConvolution: pads: want two numbers from 0 to 2");
-    return {pads[0].constant(), pads[1].constant()};
-  }
 
   const Kernels<T>& kernels_;
   const Pixels<T> image_, result_;
   const Tiles tiles_;
   bool is_turned_, has_bias_;
   int64_t channels_ = 0, columns_ = 0, steps_ = 0;
-  std::array<int64_t, 4> weight_strides_{};
+  std::array<int64_t, 5> weight_strides_{};
 };
 
 // ---- the gradient of the weight
@@ -394,38 +508,52 @@ class WinogradWeightGrad final : public Kernel {
  public:
   explicit WinogradWeightGrad(const BoundNode& bound)
       : kernels_(kernels<T>(isa_of(bound))),
-        by_definition_(make_by_definition(bound)),
-        it_(bound),
-        gradient_(bound.inputs[0]),
-        image_(bound.inputs[1]),
-        tiles_(bound.inputs[0], it_.pad) {
-    const std::array<int64_t, 2> three = {3, 3}, one = {1, 1};
-    ORT_CHECK(it_.window == three && it_.stride == one && it_.dilation == one &&
-                  bound.outputs[0].sizes[1] == it_.channels,
-              "WinogradWeightGrad: want windows of 3x3, and neither strides, dilation nor groups");
-    std::copy_n(bound.outputs[0].strides.begin(), 4, strides_.begin());
-    const int64_t numbers = std::max<int64_t>(1, it_.rows * it_.channels);
-    const int64_t most = std::min({kMostParts, kSums / numbers, tiles_.count() / kPartTiles});
+        gradient_(bound.inputs.at(0)),
+        image_(bound.inputs.at(1)),
+        tiles_(bound.inputs[0], pads_of(bound)) {
+    const Layout &gradient = bound.inputs[0], &image = bound.inputs[1],
+                 &weight = bound.outputs.at(0);
+    rows_ = gradient.sizes.at(1);
+    channels_ = image.sizes.at(1);
+    std::vector<int64_t> want(image.sizes.size(), 3);
+    want[0] = rows_;
+    want[1] = channels_;
+    ORT_CHECK(weight.sizes == want &&
+                  gradient.sizes == result_sizes(image, rows_, pads_of(bound)) &&
+                  is_side_by_side(gradient) && is_side_by_side(image) &&
+                  gradient.dtype == weight.dtype && image.dtype == weight.dtype,
+              "WinogradWeightGrad: the operands do not fit together");
+    for (const char* name : {"strides", "dilations"}) {
+      const ir::Shape numbers = ir::ints_attr(bound.node.attrs, name, {});
+      const bool moves = std::any_of(numbers.begin(), numbers.end(),
+                                     [](const ir::Dim& number) { return !(number == ir::Dim(1)); });
+      ORT_CHECK(!moves && ir::int_attr(bound.node.attrs, "groups", 1) == 1,
+                "WinogradWeightGrad: want neither strides, dilation nor groups");
+    }
+    strides_ = strides_of(weight);
+    const int64_t numbers = std::max<int64_t>(1, tiles_.taps * rows_ * channels_);
+    const int64_t most =
+        std::min({kMostParts, kSums / numbers, tiles_.count() / kPartTiles, tiles_.num_units()});
     while (2 * parts_ <= most) parts_ *= 2;  // so that threads have equally many
   }
 
   std::string str() const override {
-    return concat("Winograd weight gradient, ", it_.batch, " images of ", it_.channels, " x ",
-                  it_.image[0], " x ", it_.image[1], ", ", it_.rows, " rows, ", tiles_.count(),
-                  " tiles\n");
+    return concat("Winograd weight gradient, ", tiles_.batch, " images of ", channels_, " x ",
+                  tiles_.is_volume ? concat(image_.depth, " x ") : "", image_.height, " x ",
+                  image_.width, ", ", rows_, " rows, ", tiles_.count(), " tiles\n");
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
-    const int64_t tiles = tiles_.count();
-    if (it_.rows == 0 || it_.channels == 0) return;
-    if (tiles == 0) return run_by_definition(inputs, outputs);
     const Operands operands{static_cast<const T*>(inputs[0]), static_cast<const T*>(inputs[1]),
                             static_cast<T*>(outputs[0])};
-    const int64_t work = kPlaces * tiles * it_.rows * it_.channels;
+    const int64_t tiles = tiles_.count();
+    if (rows_ == 0 || channels_ == 0) return;
+    if (tiles == 0) return run_by_definition(operands);
+    const int64_t work = kPlaces * tiles_.taps * tiles * rows_ * channels_;
     const int64_t wanted = std::clamp<int64_t>(work / kWorkPerThread, 1, num_threads());
-    const Grid grid(it_.rows, it_.channels, ceil_div(wanted, parts_), it_.rows,
-                    kernels_.product_rows, kernels_.panel_width);
-    const int64_t size = Block<T>::size(it_.rows, it_.channels);
+    const Grid grid(rows_, channels_, ceil_div(wanted, parts_), rows_, kernels_.product_rows,
+                    kernels_.panel_width);
+    const int64_t size = tiles_.taps * Block<T>::size(rows_, channels_);
     T* const sums = parts_ == 1 ? nullptr : thread_memory<T, Use::kParts>(parts_ * size);
     const int64_t all = grid.num_parts() * parts_;
     std::atomic<bool> is_finite = true;
@@ -437,68 +565,92 @@ class WinogradWeightGrad final : public Kernel {
       }
     });
     if (parts_ > 1) {
-      parallel_for(0, it_.rows, ceil_div(it_.rows, wanted), [&](int64_t begin, int64_t end) {
+      parallel_for(0, rows_, ceil_div(rows_, wanted), [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {
           if (!add_parts(sums, size, row, operands.weight)) is_finite = false;
         }
       });
     }
-    if (!is_finite) run_by_definition(inputs, outputs);
+    if (!is_finite) run_by_definition(operands);
   }
 
  private:
-  // A kernel whose result is channels-last.
-  static std::unique_ptr<const Kernel> make_by_definition(const BoundNode& bound) {
-    std::vector<Layout> outputs = bound.outputs;
-    Layout& weight = outputs.at(0);
-    if (weight.sizes.size() == 4) {
-      const int64_t channels = weight.sizes[1], row = channels * weight.sizes[3];
-      weight.strides = {row * weight.sizes[2], 1, row, channels};
-    }
-    return make_convolution_weight_grad({bound.node, bound.inputs, outputs, bound.options});
-  }
-
-  void run_by_definition(const void* const* inputs, void* const* outputs) const {
-    T* const found = thread_memory<T, Use::kConverted>(9 * it_.rows * it_.channels);
-    void* const result = found;
-    by_definition_->run(inputs, &result);
-    for (int64_t row = 0; row < it_.rows; ++row) {
-      put_row(static_cast<T*>(outputs[0]) + row * strides_[0], found + 9 * row * it_.channels,
-              it_.channels);
-    }
-  }
-
-  // Puts `n` channels of the gradient in their places, given side by side for each tap.
-  void put_row(T* to, const T* taps, int64_t n) const {
-    std::array<int64_t, 9> places;
-    for (int64_t tap = 0; tap < 9; ++tap) {
-      places[tap] = tap / 3 * strides_[2] + tap % 3 * strides_[3];
-    }
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t tap = 0; tap < 9; ++tap) to[i * strides_[1] + places[tap]] = taps[tap * n + i];
-    }
-  }
+  // The number of the taps of a window.
+  int64_t num_taps() const { return 9 * tiles_.taps; }
 
   struct Operands {
     const T *gradient, *image;
     T* weight;
   };
 
+  // Sums over all places of the result for each tap, of one row of the weight after the other.
+  void run_by_definition(const Operands& operands) const {
+    const int64_t grain = ceil_div(rows_, num_threads());
+    parallel_for(0, rows_, grain, [&](int64_t begin, int64_t end) {
+      T* const sums = thread_memory<T, Use::kConverted>(num_taps() * channels_);
+      for (int64_t row = begin; row < end; ++row) {
+        std::fill_n(sums, num_taps() * channels_, T(0));
+        add_places(operands, row, sums);
+        for (int64_t depth = 0; depth < tiles_.taps; ++depth) {
+          put_row(operands.weight + row * strides_[0] + depth * strides_[2],
+                  sums + 9 * depth * channels_, channels_);
+        }
+      }
+    });
+  }
+
+  void add_places(const Operands& operands, int64_t row, T* sums) const {
+    const T zero = 0;
+    tiles_.for_each_tile([&](const Place& tile) {
+      std::array<const T*, 4> gradients;
+      gradient_.template find<2, const T>(gradients.data(), operands.gradient + row, &zero, tile);
+      for (int64_t i = 0; i < 4; ++i) {
+        if (gradients[i] == &zero) continue;
+        for (int64_t depth = 0; depth < tiles_.taps; ++depth) {
+          const Place at =
+              tiles_.in_image({tile.n, tile.z + depth, tile.y + i / 2, tile.x + i % 2});
+          std::array<const T*, 9> pixels;
+          image_.template find<3, const T>(pixels.data(), operands.image, &zero, at);
+          for (int64_t tap = 0; tap < 9; ++tap) {
+            if (pixels[tap] == &zero) continue;
+            T* const to = sums + (9 * depth + tap) * channels_;
+            for (int64_t j = 0; j < channels_; ++j) to[j] += *gradients[i] * pixels[tap][j];
+          }
+        }
+      }
+    });
+  }
+
+  // Puts `n` channels of the gradient in their places, given side by side for each tap of a plane.
+  void put_row(T* to, const T* taps, int64_t n) const {
+    std::array<int64_t, 9> places;
+    for (int64_t tap = 0; tap < 9; ++tap) {
+      places[tap] = tap / 3 * strides_[3] + tap % 3 * strides_[4];
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t tap = 0; tap < 9; ++tap) to[i * strides_[1] + places[tap]] = taps[tap * n + i];
+    }
+  }
+
   // Computes a part of the gradient from a part of the tiles: its sums, if there is memory for
   // them, else what they amount to. Returns whether what it writes into the gradient is finite.
   bool multiply(const Operands& operands, const Rectangle& part, int64_t tile_part, T* to) const {
-    const int64_t part_tiles = ceil_div(tiles_.count(), parts_);
-    const int64_t begin = std::min(tile_part * part_tiles, tiles_.count());
-    const int64_t end = std::min(begin + part_tiles, tiles_.count());
-    const int64_t tiles = even_part(part_tiles, kTiles, 1);
+    const int64_t all_units = tiles_.num_units();  // at least one for each part
+    const int64_t begin = all_units * tile_part / parts_;
+    const int64_t end = all_units * (tile_part + 1) / parts_;
+    const int64_t units = tiles_.units_in_block(ceil_div(all_units, parts_), 1);
+    const int64_t tiles = tiles_.most_tiles(units), of_image = tiles_.most_of_image(units);
     const int64_t height = even_part(part.rows, kRows, kernels_.product_rows);
-    const int64_t width = even_part(part.columns, kColumns, kernels_.panel_width);
+    const int64_t width =
+        even_part(part.columns, kColumns / (tiles_.is_volume ? 2 : 1), kernels_.panel_width);
     const Block<T> left(thread_memory<T, Use::kLeft>(Block<T>::size(tiles, height)), tiles, height);
-    const Block<T> right(thread_memory<T, Use::kRight>(Block<T>::size(tiles, width)), tiles, width);
+    const Block<T> right(thread_memory<T, Use::kRight>(Block<T>::size(of_image, width)), of_image,
+                         width);
+    const int64_t own_size = Block<T>::size(height, width);
     const Block<T> own(
-        to == nullptr ? thread_memory<T, Use::kSums>(Block<T>::size(height, width)) : nullptr,
-        height, width);
-    const Block<T> all(to, it_.rows, it_.channels);
+        to == nullptr ? thread_memory<T, Use::kSums>(tiles_.taps * own_size) : nullptr, height,
+        width);
+    const Block<T> all(to, rows_, channels_);
     T* const zeros = thread_memory<T, Use::kImageRow>(std::max(height, width));
     std::fill_n(zeros, std::max(height, width), T(0));
     bool is_finite = true;
@@ -507,15 +659,23 @@ class WinogradWeightGrad final : public Kernel {
         const Rectangle block{part.row + i, std::min(height, part.rows - i), part.column + j,
                               std::min(width, part.columns - j)};
         const Block<T> sums = to == nullptr ? own : all.from(block.row, block.column);
-        for (int64_t first = begin; first < end; first += tiles) {
-          const int64_t count = std::min(tiles, end - first);
+        const int64_t next = to == nullptr ? own_size : Block<T>::size(rows_, channels_);
+        for (int64_t first = begin; first < end; first += units) {
+          const TileBlock some = tiles_.block(first, std::min(units, end - first));
           transform(left, operands.gradient + block.row, right, operands.image + block.column,
-                    zeros, first, count, block);
-          for (int64_t p = 0; p < kPlaces; ++p) {
-            add(left, right, sums, p, first > begin, count, block);
+                    zeros, some, block);
+          for (int64_t tap = 0; tap < tiles_.taps; ++tap) {
+            for (int64_t p = 0; p < kPlaces; ++p) {
+              add(left.at(p, 0), left.row, right.at(p, tap * some.count), right.row,
+                  sums.at(p, 0) + tap * next, sums.row, first > begin, some.size(some.planes),
+                  block);
+            }
           }
         }
-        if (to == nullptr) is_finite = transform_sums(sums, operands.weight, block) && is_finite;
+        if (to != nullptr) continue;
+        for (int64_t tap = 0; tap < tiles_.taps; ++tap) {
+          is_finite = transform_sums(sums, tap * next, operands.weight, tap, block) && is_finite;
+        }
       }
     }
     return is_finite;
@@ -523,42 +683,52 @@ class WinogradWeightGrad final : public Kernel {
 
   // Adds up the sums of all parts for a row of the gradient.
   bool add_parts(T* sums, int64_t size, int64_t row, T* weight) const {
-    const Block<T> first(sums, it_.rows, it_.channels);
-    for (int64_t part = 1; part < parts_; ++part) {
-      for (int64_t p = 0; p < kPlaces; ++p) {
-        T* const to = first.at(p, row);
-        kernels_.add_rows(to, to + part * size, 1, it_.channels);
+    const Block<T> first(sums, rows_, channels_);
+    const int64_t next = Block<T>::size(rows_, channels_);
+    bool is_finite = true;
+    for (int64_t tap = 0; tap < tiles_.taps; ++tap) {
+      for (int64_t part = 1; part < parts_; ++part) {
+        for (int64_t p = 0; p < kPlaces; ++p) {
+          T* const to = first.at(p, row) + tap * next;
+          kernels_.add_rows(to, to + part * size, 1, channels_);
+        }
       }
+      const Rectangle block{row, 1, 0, channels_};
+      is_finite = transform_sums(first.from(row, 0), tap * next, weight, tap, block) && is_finite;
     }
-    return transform_sums(first.from(row, 0), weight, {row, 1, 0, it_.channels});
+    return is_finite;
   }
 
   void transform(const Block<T>& left, const T* gradient, const Block<T>& right, const T* image,
-                 const T* zeros, int64_t first, int64_t count, const Rectangle& block) const {
-    tiles_.for_each(first, count, [&](int64_t i, int64_t n, int64_t y, int64_t x) {
-      std::array<const T*, kPlaces> pixels;
+                 const T* zeros, const TileBlock& tiles, const Rectangle& block) const {
+    tiles_.for_each(tiles, tiles.planes, [&](int64_t i, const Place& at) {
+      std::array<const T*, 4> pixels;
       std::array<T*, kPlaces> rows;
-      gradient_.template find<2, const T>(pixels.data(), gradient, zeros, n, y, x);
+      gradient_.template find<2, const T>(pixels.data(), gradient, zeros, at);
       point_into(rows, left.at(0, i), left.place);
       kernels_.tiles.gradient(pixels.data(), rows.data(), block.rows);
-      image_.template find<4, const T>(pixels.data(), image, zeros, n, y - tiles_.pad[0],
-                                       x - tiles_.pad[1]);
+    });
+    tiles_.for_each(tiles, tiles.planes + tiles_.taps - 1, [&](int64_t i, const Place& at) {
+      std::array<const T*, kPlaces> pixels;
+      std::array<T*, kPlaces> rows;
+      image_.template find<4, const T>(pixels.data(), image, zeros, tiles_.in_image(at));
       point_into(rows, right.at(0, i), right.place);
       kernels_.tiles.image(pixels.data(), rows.data(), block.columns);
     });
   }
 
-  void add(const Block<T>& left, const Block<T>& right, const Block<T>& sums, int64_t place,
-           bool adds, int64_t count, const Rectangle& block) const {
+  // sums += left^T right, for `count` tiles.
+  void add(const T* left, int64_t left_row, const T* right, int64_t right_row, T* sums,
+           int64_t sums_row, bool adds, int64_t count, const Rectangle& block) const {
     PanelProduct<T> product{};
-    product.c = sums.at(place, 0);
-    product.c_row = product.start_row = sums.row;
+    product.c = sums;
+    product.c_row = product.start_row = sums_row;
     product.start = adds ? product.c : nullptr;
-    product.a = left.at(place, 0);
+    product.a = left;
     product.a_row = 1;
-    product.a_column = left.row;
-    product.b = right.at(place, 0);
-    product.b_row = right.row;
+    product.a_column = left_row;
+    product.b = right;
+    product.b_row = right_row;
     product.b_panel = product.width = kernels_.panel_width;
     product.num_panels = ceil_div(block.columns, kernels_.panel_width);
     product.columns = block.columns;
@@ -567,16 +737,19 @@ class WinogradWeightGrad final : public Kernel {
     kernels_.multiply(product);
   }
 
-  bool transform_sums(const Block<T>& sums, T* weight, const Rectangle& block) const {
+  // `sums` plus `offset` are those of one depth of the windows.
+  bool transform_sums(const Block<T>& sums, int64_t offset, T* weight, int64_t depth,
+                      const Rectangle& block) const {
     T* const copy = thread_memory<T, Use::kConverted>(9 * block.columns);
     T zeros = 0;
     for (int64_t i = 0; i < block.rows; ++i) {
       std::array<const T*, kPlaces> from;
-      point_into<const T*>(from, sums.at(0, i), sums.place);
-      T* const to = weight + (block.row + i) * strides_[0] + block.column * strides_[1];
+      point_into<const T*>(from, sums.at(0, i) + offset, sums.place);
+      T* const to =
+          weight + (block.row + i) * strides_[0] + block.column * strides_[1] + depth * strides_[2];
       std::array<T*, 9> taps;
       for (int64_t tap = 0; tap < 9; ++tap) {
-        taps[tap] = strides_[1] == 1 ? to + tap / 3 * strides_[2] + tap % 3 * strides_[3]
+        taps[tap] = strides_[1] == 1 ? to + tap / 3 * strides_[3] + tap % 3 * strides_[4]
                                      : copy + tap * block.columns;
       }
       zeros += kernels_.tiles.weight_gradient(from.data(), taps.data(), block.columns);
@@ -586,24 +759,31 @@ class WinogradWeightGrad final : public Kernel {
   }
 
   const Kernels<T>& kernels_;
-  const std::unique_ptr<const Kernel> by_definition_;
-  const Convolution it_;
   const Pixels<T> gradient_, image_;
   const Tiles tiles_;
-  std::array<int64_t, 4> strides_{};  // of the result
+  int64_t rows_ = 0, channels_ = 0;
+  std::array<int64_t, 5> strides_{};  // of the result
   int64_t parts_ = 1;                 // of the tiles; depends on sizes alone
 };
+
+// Throws InternalError unless all tensors have the dims of images, or all those of volumes.
+void check_ranks(const BoundNode& bound, std::initializer_list<const region::Layout*> tensors) {
+  const size_t rank = (*tensors.begin())->sizes.size();
+  for (const region::Layout* tensor : tensors) {
+    ORT_CHECK((rank == 4 || rank == 5) && tensor->sizes.size() == rank, bound.node.op.name,
+              ": want images and a weight of 4 dims, or of 5");
+  }
+}
 
 }  // namespace
 
 std::unique_ptr<const Kernel> make_winograd_convolution(const BoundNode& bound) {
-  for (const region::Layout* image : {&bound.inputs.at(0), &bound.outputs.at(0)}) {
-    ORT_CHECK(image->sizes.size() == 4, "WinogradConvolution: want images of 4 dims");
-  }
+  check_ranks(bound, {&bound.inputs.at(0), &bound.inputs.at(1), &bound.outputs.at(0)});
   return make_of_dtype<WinogradConvolution>(bound);
 }
 
 std::unique_ptr<const Kernel> make_winograd_weight_grad(const BoundNode& bound) {
+  check_ranks(bound, {&bound.inputs.at(0), &bound.inputs.at(1), &bound.outputs.at(0)});
   return make_of_dtype<WinogradWeightGrad>(bound);
 }
 

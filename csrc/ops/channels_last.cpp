@@ -25,6 +25,8 @@ int input_of(const Node& node, std::string_view argument) {
 }
 
 ImageForm kernel_form(const Node& node, const ImageRule& rule) {
+  const std::optional<Shape>& shape = node.inputs[0]->type.shape;
+  if (rule.is_for_planes && shape && shape->size() > 4) return {};
   ImageForm form{.kind = Kind::kKernel};
   if (rule.reads.empty()) form.inputs = {0};
   for (const char* argument : rule.reads) form.inputs.push_back(input_of(node, argument));
@@ -45,37 +47,54 @@ bool is_reduction(const FusedRule& rule) {
 
 }  // namespace
 
+bool is_image_rank(size_t rank) { return rank == 4 || rank == 5; }
+
+Shape to_last(size_t rank) {
+  Shape order = {0};
+  for (size_t axis = 2; axis < rank; ++axis) order.push_back(static_cast<int64_t>(axis));
+  order.push_back(1);
+  return order;
+}
+
+Shape to_first(size_t rank) {
+  Shape order = {0, static_cast<int64_t>(rank) - 1};
+  for (size_t axis = 1; axis + 1 < rank; ++axis) order.push_back(static_cast<int64_t>(axis));
+  return order;
+}
+
 Shape channels_last_shape(const Shape& shape) {
   Shape last;
-  for (int64_t axis : kToLast) last.push_back(shape.at(axis));
+  for (const Dim& axis : to_last(shape.size())) last.push_back(shape.at(axis.constant()));
   return last;
 }
 
 Shape channels_last_strides(const Shape& shape) {
   const Shape last = ir::contiguous_strides(channels_last_shape(shape));
   Shape strides;
-  for (int64_t axis : kToFirst) strides.push_back(last[axis]);
+  for (const Dim& axis : to_first(shape.size())) strides.push_back(last[axis.constant()]);
   return strides;
 }
 
-int64_t channels_last_axis(const Node& node, int64_t axis) {
-  return kToFirst[wrap_axis(node, axis, static_cast<int64_t>(kImageRank))];
+int64_t channels_last_axis(const Node& node, int64_t axis, size_t rank) {
+  return to_first(rank)[wrap_axis(node, axis, static_cast<int64_t>(rank))].constant();
 }
 
 bool has_channels_last(const ir::Type& type) {
-  return type.shape && type.shape->size() == kImageRank && type.strides &&
+  return type.shape && is_image_rank(type.shape->size()) && type.strides &&
          *type.strides == channels_last_strides(*type.shape);
 }
 
 bool prefers_channels_last(const ir::Device& device) { return device.kind == "cpu"; }
 
 bool is_either_layout(const Shape& shape) {
-  const bool one_channel = shape.at(1) == Dim(1);
-  return one_channel || (shape.at(2) == Dim(1) && shape.at(3) == Dim(1));
+  const auto is_one = [](const Dim& dim) { return dim == Dim(1); };
+  return is_one(shape.at(1)) || std::all_of(shape.begin() + 2, shape.end(), is_one);
 }
 
 ImageForm image_form(const Node& node) {
-  if (node.inputs.empty() || node.outputs.empty() || !is_pure(node)) return {};
+  if (node.inputs.empty() || node.inputs[0] == nullptr || node.outputs.empty() || !is_pure(node)) {
+    return {};
+  }
   const Work& work = work_of(node);
   if (work.image.kind == Kind::kKernel) return kernel_form(node, work.image);
   if (work.image.kind == Kind::kAxes) return {.kind = Kind::kAxes};

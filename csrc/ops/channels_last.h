@@ -1,5 +1,5 @@
 // How nodes treat channels-last images: tensors (N, C, H, W) with the strides of a row-major (N, H,
-// W, C).
+// W, C). Volumes (N, C, D, H, W) are images, too.
 #pragma once
 
 #include "ir/graph.h"
@@ -10,10 +10,11 @@
 
 namespace torch_ort::ops {
 
-constexpr size_t kImageRank = 4;
+// Whether tensors of so many dims may be images.
+bool is_image_rank(size_t rank);
 // The permutation from (N, C, H, W) to (N, H, W, C), and its inverse.
-inline constexpr int64_t kToLast[kImageRank] = {0, 2, 3, 1};
-inline constexpr int64_t kToFirst[kImageRank] = {0, 3, 1, 2};
+ir::Shape to_last(size_t rank);
+ir::Shape to_first(size_t rank);
 
 // The shape (N, H, W, C) of an image of shape (N, C, H, W).
 ir::Shape channels_last_shape(const ir::Shape& shape);
@@ -59,7 +60,7 @@ struct RenamedAxes {
 };
 
 // The position in (N, H, W, C) of an axis of (N, C, H, W).
-int64_t channels_last_axis(const ir::Node& node, int64_t axis);
+int64_t channels_last_axis(const ir::Node& node, int64_t axis, size_t rank);
 
 // What the row of an op or operator says about images. Element-wise ops and reductions along axes
 // need no rule.
@@ -69,6 +70,8 @@ struct ImageRule {
   std::vector<const char*> reads;
   int num_images = 1;  // how many of the first outputs are images
   bool is_convolution = false;
+  // PyTorch's kernel makes row-major volumes of volumes of either layout.
+  bool is_for_planes = false;
   // PyTorch's kernel is correct only if its first image is in the layout that is asked for.
   bool wants_first_image = false;
   // For a node that names axes: rewrites it for (N, H, W, C). Returns nothing if the axes, or the

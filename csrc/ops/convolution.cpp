@@ -511,7 +511,7 @@ void register_convolution(Registry& ops) {
   Op average_pool = windowed("AveragePool", infer_pool, lower_average_pool);
   average_pool.attributes = window_with({{"ceil_mode", kInt}, {"count_include_pad", kInt}});
   average_pool.since_of = average_pool_since;
-  average_pool.work.image.kind = kKernel;
+  average_pool.work.image = {.kind = kKernel, .is_for_planes = true};
   ops.add(average_pool);
   ops.add(windowed("GlobalAveragePool", infer_global_pool, lower_global_average_pool));
   ops.add(windowed("GlobalMaxPool", infer_global_pool, lower_global_max_pool));
@@ -534,7 +534,12 @@ void register_convolution(Registry& ops) {
       .check = check_max_pool_backward,
   });
   ops.add(Operator{
+      .name = "aten::max_pool3d_with_indices",
+      .work = {.image = {.kind = kKernel, .reads = {"self"}, .num_images = 2}},
+  });
+  ops.add(Operator{
       .name = "aten::max_pool3d_with_indices_backward",
+      .work = {.image = {.kind = kKernel, .reads = {"grad_output", "self", "indices"}}},
       .check = check_max_pool_backward,
   });
 

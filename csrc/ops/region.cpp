@@ -191,11 +191,11 @@ void register_region(Registry& ops) {
                         {"strides", kInts, true}});
   convolution.kernel = {.writes_strides = false, .reads_gaps = false};
   ops.add(convolution);
-  // the same, without strides, dilation and groups, for windows of 3x3
+  // the same, without strides, dilation and groups, for windows of 3x3; of volumes, for 3x3x3
   convolution.name = "WinogradWeightGrad";
   ops.add(convolution);
-  // image [N, C, H, W], weight [O, C, 3, 3], [bias [O]] -> convolution [N, O, H', W']. Channels of
-  // images lie side by side. `turned`: the weight is [C, O, 3, 3] and turned by half a turn, as for
+  // image [N, C, H, W], weight [O, C, 3, 3], [bias [O]] -> convolution [N, O, H', W']; of volumes
+  // [N, C, D, H, W], with a weight [O, C, 3, 3, 3]. Channels of images lie side by side. `turned`: the weight is [C, O, 3, 3] and turned by half a turn, as for
   // the gradient of the image of a convolution.
   Op tiled = own("WinogradConvolution", 2, lower_region, {{"pads", kInts, true}, {"turned", kInt}});
   tiled.max_inputs = 3;

@@ -262,7 +262,7 @@ void lower_expand(const Node& node, CallList& calls) {
 std::optional<RenamedAxes> rename_axis(const Node& node) {
   RenamedAxes renamed{.attrs = node.attrs};
   const int64_t axis = ir::int_attr(node.attrs, "axis", 0);
-  renamed.attrs.insert_or_assign("axis", Dim(channels_last_axis(node, axis)));
+  renamed.attrs.insert_or_assign("axis", Dim(channels_last_axis(node, axis, rank(node))));
   return renamed;
 }
 
@@ -414,7 +414,7 @@ std::optional<RenamedAxes> rename_axes_of_slice(const Node& node) {
   if (!infer_slice(node)[0].shape) return std::nullopt;
   Shape axes;
   for (const SliceOfAxis& slice : slices(node)) {
-    axes.push_back(channels_last_axis(node, slice.axis));
+    axes.push_back(channels_last_axis(node, slice.axis, rank(node)));
   }
   return RenamedAxes{.attrs = node.attrs, .ints = {{3, axes}}};
 }
@@ -423,8 +423,8 @@ std::optional<RenamedAxes> rename_axes_of_slice_backward(const Node& node) {
   RenamedAxes renamed{.attrs = node.attrs};
   const int64_t axis = ir::int_attr(node.attrs, "dim", 0);
   const Shape sizes = ir::ints_attr(node.attrs, "input_sizes", {});
-  if (sizes.size() != kImageRank) return std::nullopt;
-  renamed.attrs.insert_or_assign("dim", Dim(channels_last_axis(node, axis)));
+  if (!is_image_rank(sizes.size())) return std::nullopt;
+  renamed.attrs.insert_or_assign("dim", Dim(channels_last_axis(node, axis, sizes.size())));
   renamed.attrs.insert_or_assign("input_sizes", channels_last_shape(sizes));
   return renamed;
 }
@@ -684,14 +684,18 @@ std::optional<RenamedAxes> rename_axes_of_pad(const Node& node) {
   if (!infer_pad(node)[0].shape) return std::nullopt;
   const std::vector<Padding> all = paddings(node);
   Shape pads, after;
-  for (int64_t axis : kToLast) {
-    pads.push_back(all[axis].before);
-    after.push_back(all[axis].after);
+  const auto num_dims = static_cast<int64_t>(all.size());
+  for (const Dim& axis : to_last(all.size())) {
+    pads.push_back(all[axis.constant()].before);
+    after.push_back(all[axis.constant()].after);
   }
   pads.insert(pads.end(), after.begin(), after.end());
   RenamedAxes renamed{.attrs = node.attrs, .ints = {{1, pads}}};
   // The node may have named only a few axes; now it names all.
-  if (has_input(node, 3)) renamed.ints[3] = {0, 1, 2, 3};
+  if (has_input(node, 3)) {
+    Shape& axes = renamed.ints[3];
+    for (int64_t axis = 0; axis < num_dims; ++axis) axes.push_back(axis);
+  }
   return renamed;
 }
 

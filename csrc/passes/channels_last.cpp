@@ -1,4 +1,5 @@
-// Keeps images in channels-last layout between convolutions.
+// Keeps images in channels-last layout between convolutions. Volumes (N, C, D, H, W) are images,
+// too.
 //
 // oneDNN's convolutions work on layouts of their own. Row-major images are reordered before and
 // after each convolution, forward and backward, through temporaries of their size; channels-last
@@ -31,8 +32,8 @@
 // once for some sizes, such as one of a single pixel, is copied if that is not known before the
 // call.
 //
-// Average pooling stays PyTorch's, although it takes several times as long as a copy of as many
-// channels-last bytes: networks spend very little of their time there. Figures are in
+// Average pooling of images stays PyTorch's, although it takes several times as long as a copy of
+// as many channels-last bytes: networks spend very little of their time there. Figures are in
 // benchmarks/results/decisions.md.
 
 #include "ops/channels_last.h"
@@ -79,17 +80,20 @@ bool is_part(const Value& value) {
          ops::image_form(*value.producer).kind == Kind::kAxes;
 }
 
-bool is_transpose(const Node* node, const int64_t (&order)[ops::kImageRank]) {
+size_t rank_of(const Value& value) { return value.type.shape->size(); }
+
+// Whether the node is a Transpose of an image by the order for its rank.
+bool is_transpose(const Node* node, Shape (*order)(size_t rank)) {
   if (!ir::is(node, "Transpose") || node->outputs.empty() || node->outputs[0] == nullptr) {
     return false;
   }
   const Shape perm = ir::ints_attr(node->attrs, "perm", {});
-  return perm == Shape(std::begin(order), std::end(order));
+  return ops::is_image_rank(perm.size()) && perm == order(perm.size());
 }
 
 // The row-major tensor (N, H, W, C) that the image is a view of; nullptr if it is none.
 Value* own_last(const Value& image) {
-  if (!is_transpose(image.producer, ops::kToFirst)) return nullptr;
+  if (!is_transpose(image.producer, ops::to_first)) return nullptr;
   Value* last = image.producer->inputs[0];
   return last->type.strides ? nullptr : last;
 }
@@ -97,7 +101,7 @@ Value* own_last(const Value& image) {
 // Whether a node only views an image as (N, H, W, C), for readers that take it in any layout: none
 // of them has promised strides that follow those of the image.
 bool views_as_last(const Node* node) {
-  if (!is_transpose(node, ops::kToLast)) return false;
+  if (!is_transpose(node, ops::to_last)) return false;
   const Value& view = *node->outputs[0];
   return std::all_of(view.uses.begin(), view.uses.end(), [](const ir::Use& use) {
     return use.node != nullptr && use.index != ir::kCaptured && !is_border(use.node) &&
@@ -177,7 +181,7 @@ class Candidates {
     if (!is_sized(value)) return false;
     const bool has_strides = value->type.strides && own_last(*value) == nullptr;
     if (has_strides && !is_expanded(*value) && !is_part_of_image(*value)) return false;
-    return value->type.shape->size() == ops::kImageRank && scales_.count(*value) > 0 &&
+    return ops::is_image_rank(rank_of(*value)) && scales_.count(*value) > 0 &&
            std::none_of(value->uses.begin(), value->uses.end(),
                         [](const ir::Use& use) { return use.index == ir::kCaptured; });
   }
@@ -241,7 +245,7 @@ class Candidates {
     if (!is_image(node.outputs[0]) || node.outputs[0]->type.strides) return false;
     for (Value* input : node.inputs) {
       if (!is_operand(input, *node.outputs[0]->type.shape)) return false;
-      if (input != nullptr && !is_one(*input) && input->type.shape->size() == ops::kImageRank) {
+      if (input != nullptr && !is_one(*input) && rank_of(*input) == rank_of(*node.outputs[0])) {
         found.reads.push_back(input);
       }
     }
@@ -260,7 +264,8 @@ class Candidates {
     }
     // The dims that are left must have the same order in both layouts.
     int64_t last = -1;
-    for (int64_t axis : ops::kToLast) {
+    for (const Dim& each : ops::to_last(rank_of(*node.inputs[0]))) {
+      const int64_t axis = each.constant();
       if (std::find(axes->begin(), axes->end(), axis) != axes->end()) continue;
       if (axis < last) return false;
       last = axis;
@@ -271,6 +276,7 @@ class Candidates {
   bool fits_expand(const Node& node, Candidate& found) const {
     const bool fits = is_image(node.inputs[0]) && !is_expanded(*node.inputs[0]) &&
                       is_image(node.outputs[0]) &&
+                      rank_of(*node.inputs[0]) == rank_of(*node.outputs[0]) &&
                       is_operand(node.inputs[0], *node.outputs[0]->type.shape);
     if (!fits) return false;
     found.reads.push_back(node.inputs[0]);
@@ -286,7 +292,7 @@ class Candidates {
         if (value == nullptr || value->uses.empty()) continue;
         if (!value->type.shape) return false;
         // Integer arguments and 0-d tensors are no images.
-        if (value->type.shape->size() != ops::kImageRank) continue;
+        if (!ops::is_image_rank(rank_of(*value))) continue;
         if (!is_image(value)) return false;
         images->push_back(value);
       }
@@ -503,11 +509,11 @@ class Mover {
         // slowly.
         Value* last = get(value, Form::kLast, before);
         if (is_part(*last)) last = copy(*last, before);
-        return transpose(*last, ops::kToFirst, before);
+        return transpose(*last, ops::to_first, before);
       }
       case Form::kLast: break;
     }
-    Value* view = transpose(value, ops::kToLast, before);
+    Value* view = transpose(value, ops::to_last, before);
     return own == Form::kView ? view : copy(*view, before);
   }
 
@@ -526,8 +532,8 @@ class Mover {
 
   ops::Writer write(Node* before) { return ops::Writer(graph_, before); }
 
-  Value* transpose(Value& value, const int64_t (&order)[ops::kImageRank], Node* before) {
-    return write(before).transpose(&value, Shape(std::begin(order), std::end(order)));
+  Value* transpose(Value& value, Shape (*order)(size_t rank), Node* before) {
+    return write(before).transpose(&value, order(rank_of(value)));
   }
 
   // A row-major copy.
@@ -586,14 +592,13 @@ class Mover {
 
   // Writes a node that does the same on channels-last tensors. The old one is erased when nothing
   // reads it any more.
-  void replace(Node& node, std::vector<Value*> inputs, const Type& type) {
-    Node& made = write(&node).copy(node, std::move(inputs), {type});
+  Value& rewrite(Node& node, std::vector<Value*> inputs, const Type& type) {
     replaced_.push_back(&node);
-    if (type.shape->size() == ops::kImageRank) {
-      moved_[node.outputs[0]] = made.outputs[0];
-    } else {
-      ir::replace_uses(*node.outputs[0], *made.outputs[0], graph_);
-    }
+    return *write(&node).copy(node, std::move(inputs), {type}).outputs[0];
+  }
+  // As rewrite(), for a node whose result is an image.
+  void replace(Node& node, std::vector<Value*> inputs, const Type& type) {
+    moved_[node.outputs[0]] = &rewrite(node, std::move(inputs), type);
   }
 
   static Type last_type(const Value& image) {
@@ -611,28 +616,33 @@ class Mover {
   Value* operand(Value& value, Node& reader) {
     if (is_one(value)) return is_moved(&value) ? get(value, Form::kPlain, &reader) : &value;
     Shape shape = *value.type.shape;
-    if (shape.size() == ops::kImageRank) return get(value, Form::kLast, &reader);
-    shape.insert(shape.begin(), ops::kImageRank - shape.size(), Dim(1));
+    const size_t rank = rank_of(*reader.outputs[0]);
+    if (shape.size() == rank) return get(value, Form::kLast, &reader);
+    shape.insert(shape.begin(), rank - shape.size(), Dim(1));
+    // An image may be an operand of volumes.
+    Value& plain = is_moved(&value) ? *get(value, Form::kPlain, &reader) : value;
     if (ops::is_either_layout(shape)) {
-      return reshape(value, ops::channels_last_shape(shape), &reader);
+      return reshape(plain, ops::channels_last_shape(shape), &reader);
     }
-    return transpose(*reshape(value, shape, &reader), ops::kToLast, &reader);
+    return transpose(*reshape(plain, shape, &reader), ops::to_last, &reader);
   }
 
   void move_reduction(Node& node) {
     std::vector<Value*> inputs = {get(*node.inputs[0], Form::kLast, &node)};
     if (ops::has_input(node, 1)) {
       Shape axes;
-      for (size_t i = 0; i < ops::kImageRank; ++i) {
-        const std::vector<int64_t> old = *ops::reduction_axes(node);
-        const bool is_reduced = std::find(old.begin(), old.end(), ops::kToLast[i]) != old.end();
+      const Shape order = ops::to_last(rank_of(*node.inputs[0]));
+      const std::vector<int64_t> old = *ops::reduction_axes(node);
+      for (size_t i = 0; i < order.size(); ++i) {
+        const bool is_reduced = std::find(old.begin(), old.end(), order[i].constant()) != old.end();
         if (is_reduced) axes.push_back(static_cast<int64_t>(i));
       }
       inputs.push_back(write(&node).ints(axes));
     }
-    const Value& result = *node.outputs[0];
-    replace(node, std::move(inputs),
-            keeps_dims(node) ? last_type(result) : ops::with_shape(result.type, result.type.shape));
+    Value& result = *node.outputs[0];
+    if (keeps_dims(node)) return replace(node, std::move(inputs), last_type(result));
+    const Type type = ops::with_shape(result.type, result.type.shape);
+    ir::replace_uses(result, rewrite(node, std::move(inputs), type), graph_);
   }
 
   void move_expand(Node& node) {

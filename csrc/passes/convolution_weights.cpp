@@ -48,7 +48,9 @@ struct Found {
 
 // Whether the kernels compute the gradient towards the weight.
 bool can_compute(const Convolution& it, const KnownSizes& sizes) {
-  if (it.dweight == nullptr || it.x->type.dtype != DType::kFloat) return false;
+  if (it.dweight == nullptr || it.x->type.dtype != DType::kFloat || it.is_of_volumes()) {
+    return false;
+  }
   if (!is_channels_last(it.gradient, sizes) || !is_channels_last(it.x, sizes)) return false;
   const Shape& window = *it.weight->type.shape;
   // A window that lies in the padding alone is not worth a case in the kernels.
@@ -76,7 +78,7 @@ std::optional<Found> find_depthwise(const Convolution& it) {
 // (github.com/uxlfoundation/oneDNN/issues/6035).
 bool is_beyond_library(const Convolution& it) {
   const bool has_strides = !(it.strides == Shape{Dim(1), Dim(1)});
-  return has_strides && it.has_window(1, 1) && it.groups == Dim(1) &&
+  return has_strides && it.has_windows_of(1) && it.groups == Dim(1) &&
          (*it.weight->type.shape)[1].constant() < kLeastChannels;
 }
 
@@ -84,7 +86,7 @@ std::optional<Found> find_dense(const Convolution& it) {
   const Dim& channels = (*it.weight->type.shape)[1];  // of a group
   if (!it.groups.is_constant() || !channels.is_constant()) return std::nullopt;
   const bool is_fast = region::prefers_own_convolutions(it.x) && !it.is_transposed &&
-                       channels.constant() >= kLeastChannels && !it.has_window(1, 1);
+                       channels.constant() >= kLeastChannels && !it.has_windows_of(1);
   if (!region::has_kernel(it.x, "ConvolutionWeightGrad")) return std::nullopt;
   if (!is_fast && !is_beyond_library(it)) return std::nullopt;
   if (!has_pixels_as_rows(it.dweight->type)) return std::nullopt;

@@ -4,6 +4,7 @@
 #include "ops/aten_names.h"
 #include "ops/channels_last.h"
 #include "ops/op.h"
+#include "ops/shapes.h"
 #include "passes/arguments.h"
 #include "passes/unread.h"
 #include "region/codegen.h"
@@ -24,16 +25,18 @@ using ir::Value;
 constexpr size_t kNumGradients = 3;  // of the image, the weight and the bias
 
 // Of Winograd's convolutions: half of the channels on both sides, if these are as many, and tiles.
-constexpr int64_t kLeastChannels = 16, kLeastTiles = 32;
+// Volumes are transformed once for three depths of the windows.
+constexpr int64_t kLeastChannels = 16, kLeastChannelsOfVolumes = 8, kLeastTiles = 32;
 
-std::optional<Shape> numbers(const ops::Arg& arg) {
+// One number for each dim of the pixels.
+std::optional<Shape> numbers(const ops::Arg& arg, size_t count) {
   Shape found;
   for (const ops::Arg& each : std::get<ops::ArgList>(arg.value)) {
     const auto* dim = std::get_if<Dim>(&each.value);
     if (dim == nullptr || !dim->is_constant()) return std::nullopt;
     found.push_back(*dim);
   }
-  return found.size() == 2 ? std::optional(found) : std::nullopt;
+  return found.size() == count ? std::optional(found) : std::nullopt;
 }
 
 bool are_all(const Shape& list, int64_t number) {
@@ -42,8 +45,10 @@ bool are_all(const Shape& list, int64_t number) {
 
 // Reads what follows the tensors of the call.
 bool read_steps(const ops::Call& call, size_t first, Convolution& found) {
-  const auto strides = numbers(call.args.at(first)), pads = numbers(call.args.at(first + 1)),
-             dilations = numbers(call.args.at(first + 2));
+  const size_t dims = found.x->type.shape->size() - 2;
+  const auto strides = numbers(call.args.at(first), dims),
+             pads = numbers(call.args.at(first + 1), dims),
+             dilations = numbers(call.args.at(first + 2), dims);
   const auto* is_transposed = std::get_if<bool>(&call.args.at(first + 3).value);
   const auto* groups = std::get_if<Dim>(&call.args.at(first + 5).value);
   if (!strides || !pads || !dilations || is_transposed == nullptr || groups == nullptr) {
@@ -58,7 +63,8 @@ bool read_steps(const ops::Call& call, size_t first, Convolution& found) {
 }
 
 bool is_known_image(const Value* value) {
-  return value != nullptr && value->type.is_known() && value->type.shape->size() == ops::kImageRank;
+  return value != nullptr && value->type.is_known() &&
+         ops::is_image_rank(value->type.shape->size());
 }
 
 }  // namespace
@@ -67,9 +73,9 @@ bool Convolution::moves() const {
   return is_transposed || !are_all(strides, 1) || !are_all(dilations, 1) || !(groups == Dim(1));
 }
 
-bool Convolution::has_window(int64_t height, int64_t width) const {
+bool Convolution::has_windows_of(int64_t size) const {
   const Shape& shape = *weight->type.shape;
-  return shape[2] == Dim(height) && shape[3] == Dim(width);
+  return are_all(Shape(shape.begin() + 2, shape.end()), size);
 }
 
 std::optional<Convolution> find_convolution(const Node& node) {
@@ -86,7 +92,9 @@ std::optional<Convolution> find_convolution(const Node& node) {
     found.weight = argument(1);
     found.bias = argument(2);
     found.y = node.outputs[0];
-    if (!read_steps(call, 3, found) || !is_known_image(found.y)) return std::nullopt;
+    if (!is_known_image(found.x) || !is_known_image(found.y) || !read_steps(call, 3, found)) {
+      return std::nullopt;
+    }
   } else {
     const auto result = [&](size_t i) { return is_read(node, i) ? node.outputs[i] : nullptr; };
     found.gradient = argument(0);
@@ -95,15 +103,19 @@ std::optional<Convolution> find_convolution(const Node& node) {
     found.dx = result(0);
     found.dweight = result(1);
     found.dbias = result(2);
-    if (!read_steps(call, 4, found) || !is_known_image(found.gradient)) return std::nullopt;
+    if (!is_known_image(found.x) || !is_known_image(found.gradient) ||
+        !read_steps(call, 4, found)) {
+      return std::nullopt;
+    }
     for (const Value* value : {found.dx, found.dweight}) {
       if (value != nullptr && !is_known_image(value)) return std::nullopt;
     }
   }
-  if (!is_known_image(found.x) || !is_known_image(found.weight)) return std::nullopt;
+  if (!is_known_image(found.weight)) return std::nullopt;
   const Shape& window = *found.weight->type.shape;
-  if (!window[2].is_constant() || !window[3].is_constant()) return std::nullopt;
-  return found;
+  const bool is_constant = std::all_of(window.begin() + 2, window.end(),
+                                       [](const Dim& dim) { return dim.is_constant(); });
+  return is_constant ? std::optional(found) : std::nullopt;
 }
 
 bool is_channels_last(const Value* value, const KnownSizes& sizes) {
@@ -115,8 +127,11 @@ bool has_pixels_as_rows(const ir::Type& type) {
 }
 
 Value* sum_pixels(ops::Writer& write, Value& image) {
-  Value* last = write.transpose(&image, Shape(std::begin(ops::kToLast), std::end(ops::kToLast)));
-  return write.reduce("ReduceSum", last, {0, 1, 2}, false);
+  const size_t rank = image.type.shape->size();
+  Value* last = write.transpose(&image, ops::to_last(rank));
+  Shape axes;
+  for (size_t axis = 0; axis + 1 < rank; ++axis) axes.push_back(static_cast<int64_t>(axis));
+  return write.reduce("ReduceSum", last, axes, false);
 }
 
 void compute_what_is_read(Graph& graph, Node& gradient) {
@@ -139,7 +154,7 @@ bool suits_winograd(const Graph& graph, const Convolution& it) {
   const Shape& weight = *it.weight->type.shape;
   // Less cuts pixels off, and beyond are results of windows that lie in the padding alone.
   const auto is_odd = [](const Dim& pad) { return pad.constant() < 0 || pad.constant() > 2; };
-  if (it.moves() || !it.has_window(3, 3) || it.x->type.dtype != ir::DType::kFloat ||
+  if (it.moves() || !it.has_windows_of(3) || it.x->type.dtype != ir::DType::kFloat ||
       it.weight->type.dtype != ir::DType::kFloat ||
       std::any_of(it.pads.begin(), it.pads.end(), is_odd) ||
       !region::has_kernel(it.x, "WinogradConvolution")) {
@@ -148,14 +163,18 @@ bool suits_winograd(const Graph& graph, const Convolution& it) {
   if (!weight[0].is_constant() || !weight[1].is_constant()) return false;
   const int64_t rows = weight[0].constant(), channels = weight[1].constant();
   const Shape& result = *(it.y != nullptr ? it.y : it.gradient)->type.shape;
-  const auto images = hinted_size(graph, result[0]), height = hinted_size(graph, result[2]),
-             width = hinted_size(graph, result[3]);
+  const size_t rank = result.size();
+  const Dim all = ir::numel(Shape(result.begin() + 2, result.end() - 2));  // planes of a volume
+  const auto images = hinted_size(graph, ops::times(result[0], all)),
+             height = hinted_size(graph, result[rank - 2]),
+             width = hinted_size(graph, result[rank - 1]);
   if (!images || !height || !width) return false;
   // Transforms take longer than what they save with few channels on either side; and where many
   // tiles hang over the edges of images; and that of the weight with few tiles. Figures are in
   // benchmarks/results/decisions.md.
   const int64_t tiles = *images * ((*height + 1) / 2) * ((*width + 1) / 2);
-  const bool has_channels = rows * channels >= kLeastChannels * (rows + channels);
+  const int64_t least = it.is_of_volumes() ? kLeastChannelsOfVolumes : kLeastChannels;
+  const bool has_channels = rows * channels >= least * (rows + channels);
   return has_channels && tiles >= kLeastTiles && 8 * tiles <= 3 * *images * *height * *width;
 }
 

@@ -13,17 +13,18 @@ namespace torch_ort::passes {
 struct Convolution {
   ir::Value *gradient = nullptr, *x = nullptr, *weight = nullptr, *bias = nullptr;
   ir::Value *y = nullptr, *dx = nullptr, *dweight = nullptr, *dbias = nullptr;
-  // Constants, for the two dims of pixels.
+  // Constants, for the dims of pixels: two, or three of volumes.
   ir::Shape strides, pads, dilations;
   ir::Dim groups;
   bool is_transposed = false;
 
   bool moves() const;  // whether it has strides, dilation or groups, or is transposed
-  // Whether all windows have these sizes.
-  bool has_window(int64_t height, int64_t width) const;
+  bool is_of_volumes() const { return pads.size() > 2; }
+  // Whether windows have this size along all dims.
+  bool has_windows_of(int64_t size) const;
 };
 
-// Returns nothing for other nodes, for convolutions of other dims than two, for sizes of windows
+// Returns nothing for other nodes, for convolutions of one dim, for sizes of windows
 // and steps that are not constant, and where images are padded by a call of their own.
 std::optional<Convolution> find_convolution(const ir::Node& node);
 

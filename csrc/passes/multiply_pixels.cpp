@@ -10,6 +10,7 @@
 
 #include "ir/edit.h"
 #include "ops/channels_last.h"
+#include "ops/shapes.h"
 #include "passes/context.h"
 #include "passes/convolutions.h"
 #include "region/codegen.h"
@@ -64,8 +65,8 @@ class Multiplier {
   }
 
   bool can_multiply(const Convolution& found) const {
-    const bool is_padded = !(found.pads == Shape{Dim(0), Dim(0)});
-    if (found.moves() || is_padded || !found.has_window(1, 1)) return false;
+    const bool is_padded = !(found.pads == Shape(found.pads.size(), Dim(0)));
+    if (found.moves() || is_padded || !found.has_windows_of(1)) return false;
     for (const Value* matrix : {found.x, found.weight}) {
       if (!is_matrix(matrix)) return false;
     }
@@ -110,9 +111,10 @@ class Multiplier {
     const Shape& shape = *image.type.shape;
     Value* last = &image;
     if (image.type.strides) {
-      last = write.transpose(&image, Shape(std::begin(ops::kToLast), std::end(ops::kToLast)));
+      last = write.transpose(&image, ops::to_last(shape.size()));
     }
-    return write.reshape(last, {ir::numel({shape[0], shape[2], shape[3]}), shape[1]});
+    const Dim pixels = ir::numel(Shape(shape.begin() + 2, shape.end()));
+    return write.reshape(last, {ops::times(shape[0], pixels), shape[1]});
   }
 
   // `matrix` has the pixels of `image` as rows.
@@ -121,7 +123,7 @@ class Multiplier {
     Value* made = nullptr;
     if (type.strides) {
       Value* last = write.reshape(&matrix, ops::channels_last_shape(*type.shape));
-      made = write.transpose(last, Shape(std::begin(ops::kToFirst), std::end(ops::kToFirst)));
+      made = write.transpose(last, ops::to_first(type.shape->size()));
     } else {
       made = write.reshape(&matrix, *type.shape);
     }

@@ -1,4 +1,5 @@
-// Convolutions of 3x3, and their gradients -> those that multiply less (cpu/winograd.cpp)
+// Convolutions of 3x3, of volumes 3x3x3, and their gradients -> those that multiply less
+// (cpu/winograd.cpp)
 //
 //   y = torch_ort.WinogradConvolution(x, weight, bias)
 //
@@ -72,7 +73,8 @@ class Rewriter {
 
   void rewrite_gradients(ops::Writer& write, const Convolution& found) {
     if (found.dx != nullptr) {
-      const Shape pads = {Dim(2 - found.pads[0].constant()), Dim(2 - found.pads[1].constant())};
+      Shape pads;
+      for (const Dim& pad : found.pads) pads.push_back(2 - pad.constant());
       const Node& made =
           write.add({ir::kTorchOrtDomain, "WinogradConvolution"}, {found.gradient, found.weight},
                     {found.dx->type}, {{"pads", pads}, {"turned", Dim(1)}});

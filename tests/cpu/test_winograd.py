@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from torch_ort import _C
 
 LAST = torch.channels_last
 
-# Batch, channels, height, width; rows of the weight; padding.
+# Batch, channels, [depth,] height, width; rows of the weight; padding.
 CASES = {
     "whole tiles": ((2, 16, 8, 6), 24, (1, 1)),
     "tiles that hang over edges": ((3, 20, 7, 5), 9, (0, 1)),
@@ -33,31 +34,57 @@ CASES = {
     "no images": ((0, 8, 6, 6), 4, (1, 1)),
     "no rows": ((2, 8, 6, 6), 0, (1, 1)),
     "no channels": ((2, 0, 6, 6), 3, (1, 1)),
+    "volumes": ((2, 16, 5, 8, 6), 24, (1, 1, 1)),
+    "more planes and tiles than a block has": ((2, 20, 19, 14, 13), 9, (1, 0, 1)),
+    "volumes of few pixels": ((2, 3, 11, 2, 1), 5, (0, 1, 1)),
+    "one plane": ((2, 9, 1, 7, 5), 3, (1, 1, 2)),
+    "padding as wide as the window of volumes": ((1, 5, 2, 3, 4), 7, (2, 2, 2)),
+    "more channels than blocks of volumes have": ((1, 270, 3, 6, 6), 150, (1, 1, 1)),
+    "sums of volumes in parts": ((3, 7, 16, 17, 18), 11, (1, 1, 1)),
+    "no volumes": ((0, 8, 3, 6, 6), 4, (1, 1, 1)),
 }
-PARTS = ["more tiles, channels and rows than blocks have", "sums in parts", "whole tiles"]
+PARTS = [
+    "more tiles, channels and rows than blocks have", "sums in parts", "whole tiles",
+    "more planes and tiles than a block has", "sums of volumes in parts",
+]  # fmt: skip
+
+
+def last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=LAST if x.dim() == 4 else torch.channels_last_3d)
 
 
 def last_strides(sizes: tuple[int, ...]) -> str:
-    _, channels, height, width = sizes
-    return f"[{channels * height * width}, 1, {channels * width}, {channels}]"
+    return "[" + ", ".join(map(str, last(torch.empty(sizes, device="meta")).stride())) + "]"
+
+
+def result_sizes(sizes: Sequence[int], padding: Sequence[int]) -> list[int]:
+    return [size + 2 * pad - 2 for size, pad in zip(sizes, padding, strict=True)]
+
+
+def ones(padding: Sequence[int]) -> tuple[int, ...]:
+    return (1,) * len(padding)
 
 
 def tensors(case: tuple, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
     """Return an image, a weight, and a gradient of the result; images are channels-last."""
-    (batch, channels, height, width), rows, (down, right) = case
-    x = torch.randn(batch, channels, height, width, dtype=dtype)
-    dy = torch.randn(batch, rows, height + 2 * down - 2, width + 2 * right - 2, dtype=dtype)
-    w = torch.randn(rows, channels, 3, 3, dtype=dtype)
-    return x.contiguous(memory_format=LAST), w, dy.contiguous(memory_format=LAST)
+    (batch, channels, *sizes), rows, padding = case
+    x = torch.randn(batch, channels, *sizes, dtype=dtype)
+    dy = torch.randn(batch, rows, *result_sizes(sizes, padding), dtype=dtype)
+    w = torch.randn(rows, channels, *[3 for _ in sizes], dtype=dtype)
+    return last(x), w, last(dy)
+
+
+def exact_convolution(x: Tensor, w: Tensor, padding: Sequence[int]) -> Tensor:
+    function = functional.conv2d if x.dim() == 4 else functional.conv3d
+    return function(x.double(), w.double(), padding=tuple(padding))
 
 
 def convolve(
-    x: Tensor, w: Tensor, padding: tuple[int, int], isa: str = "", turned: bool = False,
+    x: Tensor, w: Tensor, padding: tuple[int, ...], isa: str = "", turned: bool = False,
     bias: Tensor | None = None, **attrs,
 ) -> Tensor:  # fmt: skip
     rows = w.shape[1 if turned else 0]
-    height, width = (size + 2 * pad - 2 for size, pad in zip(x.shape[2:], padding, strict=True))
-    sizes = (x.shape[0], rows, height, width)
+    sizes = (x.shape[0], rows, *result_sizes(x.shape[2:], padding))
     known = {"pads": list(padding), "turned": int(turned)} | attrs
     text = ", ".join(f"{key} = {value}" for key, value in known.items())
     given = {"x": x, "w": w} | ({} if bias is None else {"b": bias})
@@ -73,10 +100,11 @@ def convolve(
 
 
 def weight_gradient(
-    dy: Tensor, x: Tensor, padding: tuple[int, int], isa: str = "", by_rows: bool = False, **attrs
+    dy: Tensor, x: Tensor, padding: tuple[int, ...], isa: str = "", by_rows: bool = False, **attrs
 ) -> Tensor:
-    sizes = (dy.shape[1], x.shape[1], 3, 3)
-    known = {"pads": list(padding), "strides": [1, 1], "dilations": [1, 1], "groups": 1} | attrs
+    sizes = (dy.shape[1], x.shape[1], *[3 for _ in padding])
+    steps = list(ones(padding))
+    known = {"pads": list(padding), "strides": steps, "dilations": steps, "groups": 1} | attrs
     text = ", ".join(f"{key} = {value}" for key, value in known.items())
     graph = read(
         {"dy": type_text(dy.dtype, dy.shape), "x": type_text(x.dtype, x.shape)},
@@ -86,13 +114,14 @@ def weight_gradient(
         strides={} if by_rows else {"dw": last_strides(sizes)},
     )
     (got,) = run(graph, {"dy": dy, "x": x}, isa)
-    assert got.is_contiguous(memory_format=torch.contiguous_format if by_rows else LAST)
+    assert (got if by_rows else got.movedim(1, -1)).is_contiguous()
     return got
 
 
-def exact_gradients(dy: Tensor, x: Tensor, w: Tensor, padding: tuple[int, int]) -> list[Tensor]:
+def exact_gradients(dy: Tensor, x: Tensor, w: Tensor, padding: tuple[int, ...]) -> list[Tensor]:
+    one, zero = ones(padding), [0 for _ in padding]
     return torch.ops.aten.convolution_backward(
-        dy.double(), x.double(), w.double(), None, [1, 1], list(padding), [1, 1], False, [0, 0], 1,
+        dy.double(), x.double(), w.double(), None, one, list(padding), one, False, zero, 1,
         [True, True, False],
     )[:2]  # fmt: skip
 
@@ -105,20 +134,20 @@ def assert_close(got: Tensor, want: Tensor, terms: int) -> None:
     assert_near(got, want, atol=(4e-6 if got.dtype == torch.float32 else 1e-13) * scale)
 
 
-def check(case: tuple, dtype: torch.dtype, isa: str, weight_format: torch.memory_format) -> None:
-    padding = case[2]
+def check(case: tuple, dtype: torch.dtype, isa: str, has_last_weight: bool = False) -> None:
+    (_, channels, *_), rows, padding = case
     x, w, dy = tensors(case, dtype)
-    w = w.contiguous(memory_format=weight_format)
+    w = last(w) if has_last_weight else w
     bias = torch.randn(len(w), dtype=dtype)
-    want = functional.conv2d(x.double(), w.double(), bias.double(), padding=padding)
-    (batch, channels, *_), rows, _ = case
-    assert_close(convolve(x, w, padding, isa, bias=bias), want, 9 * channels)
-    assert_close(convolve(x, w, padding, isa), want - bias.double()[:, None, None], 9 * channels)
+    want, num_taps = exact_convolution(x, w, padding), w[0, 0].numel()
+    assert_close(convolve(x, w, padding, isa), want, num_taps * channels)
+    want = want + bias.double().view(-1, *ones(padding))
+    assert_close(convolve(x, w, padding, isa, bias=bias), want, num_taps * channels)
     dx, dw = exact_gradients(dy, x, w, padding)
-    turned = convolve(dy, w, (2 - padding[0], 2 - padding[1]), isa, turned=True)
-    assert_close(turned, dx, 9 * rows)
+    turned = convolve(dy, w, tuple(2 - pad for pad in padding), isa, turned=True)
+    assert_close(turned, dx, num_taps * rows)
     found = weight_gradient(dy, x, padding, isa)
-    assert_close(found, dw, batch * dy.shape[2] * dy.shape[3])
+    assert_close(found, dw, dy[:, 0].numel())
     assert torch.equal(weight_gradient(dy, x, padding, isa, by_rows=True), found)
 
 
@@ -127,32 +156,31 @@ def test_against_eager(name: str, dtype: torch.dtype, isa: str) -> None:
     torch.manual_seed(0)
     if name.startswith("no "):
         x, w, dy = tensors(CASES[name], dtype)
-        assert torch.equal(convolve(x, w, (1, 1), isa), torch.zeros_like(dy))
-        assert torch.equal(weight_gradient(dy, x, (1, 1), isa), torch.zeros_like(w))
+        padding = CASES[name][2]
+        assert torch.equal(convolve(x, w, padding, isa), torch.zeros_like(dy))
+        assert torch.equal(weight_gradient(dy, x, padding, isa), torch.zeros_like(w))
         return
-    check(CASES[name], dtype, isa, torch.contiguous_format)
+    check(CASES[name], dtype, isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_weights_that_are_channels_last(isa: str) -> None:
     torch.manual_seed(0)
-    for name in ("whole tiles", "more rows than one block of columns has"):
-        check(CASES[name], torch.float32, isa, LAST)
+    for name in ("whole tiles", "more rows than one block of columns has", "volumes"):
+        check(CASES[name], torch.float32, isa, has_last_weight=True)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=160, deadline=None)
 @given(
-    sizes=st.tuples(st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.integers(1, 9)),
-    rows=st.integers(1, 40), padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    batch=st.integers(1, 3), channels=st.integers(1, 40), rows=st.integers(1, 40),
+    image=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), min_size=2, max_size=3),
     isa=st.sampled_from(ISAS),
 )  # fmt: skip
-def test_any_sizes(sizes, rows, padding, isa) -> None:
+def test_any_sizes(batch, channels, rows, image, isa) -> None:
     torch.manual_seed(0)
-    sizes = (
-        *sizes[:2],
-        *(max(size, 3 - 2 * pad) for size, pad in zip(sizes[2:], padding, strict=True)),
-    )
-    check((sizes, rows, padding), torch.float32, isa, torch.contiguous_format)
+    padding = tuple(pad for _, pad in image)
+    sizes = (max(size, 3 - 2 * pad) for size, pad in image)
+    check(((batch, channels, *sizes), rows, padding), torch.float32, isa)
 
 
 def test_large_offsets_round_no_worse_than_eager() -> None:
@@ -181,48 +209,59 @@ def test_parts_of_images() -> None:
 
 @pytest.mark.parametrize("number", [float("inf"), -float("inf"), float("nan"), 3e38])
 @pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", ["tiles that hang over edges", "volumes"])
 @pytest.mark.parametrize("isa", ISAS)
 def test_what_is_not_finite_reaches_its_windows_alone(
-    number: float, turned: bool, isa: str
+    number: float, turned: bool, isa: str, name: str
 ) -> None:
     """Results are those of the definition: pixels beside a window do not change it."""
     torch.manual_seed(0)
-    x, w, _ = tensors(CASES["tiles that hang over edges"])
-    x[1, 3, 2, 2] = number
-    padding, weight = ((0, 1), w) if not turned else ((2, 1), w.flip(2, 3).transpose(0, 1))
-    want = functional.conv2d(x.double(), w.double(), padding=padding)
+    x, w, _ = tensors(CASES[name])
+    x[1, 3, ..., 2, 2] = 1
+    x.movedim(1, -1).flatten(0, -2)[-(x[0, 0].numel() // 2), 3] = number
+    padding = CASES[name][2]
+    weight = w
+    if turned:
+        padding = tuple(2 - pad for pad in padding)
+        weight = w.flip([*range(2, w.dim())]).transpose(0, 1)
+    want = exact_convolution(x, w, padding)
     want = want.float().double()  # what float32 cannot hold is infinite
     got = convolve(x, weight, padding, isa, turned=turned)
     assert not want.isfinite().all() or number == 3e38
     finite = [each.where(each.isfinite(), 0) for each in (got, want)]
-    assert_close(*finite, 9 * x.shape[1])
+    assert_close(*finite, w[0].numel())
     assert torch.equal(got.isnan(), want.isnan())
     assert torch.equal(got.isinf(), want.isinf())
 
 
-@pytest.mark.parametrize("name", ["whole tiles", "sums in parts"])
+@pytest.mark.parametrize(
+    "name", ["whole tiles", "sums in parts", "volumes", "sums of volumes in parts"]
+)
 def test_gradients_of_weights_that_are_not_finite(name: str) -> None:
     torch.manual_seed(0)
     x, w, dy = tensors(CASES[name])
-    x[0, 2, 0, 0] = float("inf")  # under no tap of the last row or column
-    _, want = exact_gradients(dy, x, w, (1, 1))
+    padding = CASES[name][2]
+    x[0, 2].view(-1)[0] = float("inf")  # under no tap of the last plane, row or column
+    _, want = exact_gradients(dy, x, w, padding)
     for by_rows in (False, True):
-        got = weight_gradient(dy, x, (1, 1), by_rows=by_rows)
+        got = weight_gradient(dy, x, padding, by_rows=by_rows)
         assert torch.equal(got.isfinite(), want.isfinite())
         assert got.isfinite()[:, 2].any()
-        assert_near(got, want, rtol=1e-4, atol=1e-4)
+        assert_near(got, want, rtol=1e-4, atol=1e-5 * math.sqrt(dy[:, 0].numel()))
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_same_bits_for_any_number_of_threads(name: str) -> None:
     x, w, dy = tensors(CASES[name])
+    padding = CASES[name][2]
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3, 5):
             torch.set_num_threads(threads)
+            back = tuple(2 - pad for pad in padding)
             results.append(
-                (convolve(x, w, (1, 1)), convolve(dy, w, (1, 1), turned=True),
-                 weight_gradient(dy, x, (1, 1)))
+                (convolve(x, w, padding), convolve(dy, w, back, turned=True),
+                 weight_gradient(dy, x, padding))
             )  # fmt: skip
     finally:
         torch.set_num_threads(before)
@@ -236,23 +275,28 @@ def test_nodes_that_do_not_fit_their_operands() -> None:
         convolve(x, w[:, :5], (1, 1))
     with pytest.raises(_C.InternalError, match="WinogradConvolution: the operands do not fit tog"):
         convolve(x.contiguous(), w, (1, 1))
-    with pytest.raises(_C.InternalError, match="pads: want two numbers from 0 to 2"):
+    with pytest.raises(_C.InternalError, match="pads: want 2 numbers from 0 to 2"):
         convolve(x, w, (3, 1))
-    with pytest.raises(_C.InternalError, match="pads: want two numbers from 0 to 2"):
+    with pytest.raises(_C.InternalError, match="pads: want 2 numbers from 0 to 2"):
         convolve(x, w, (1, 1), pads=[1])
     with pytest.raises(_C.InternalError, match="got a bias of another size than that of 24 chann"):
         convolve(x, w, (1, 1), bias=torch.zeros(23))
     with pytest.raises(_C.InternalError, match="WinogradWeightGrad: the operands do not fit toge"):
-        weight_gradient(dy, x, (1, 1), strides=[2, 2])
-    with pytest.raises(_C.InternalError, match="want windows of 3x3, and neither strides, dilati"):
-        weight_gradient(dy[:, :, ::2, ::2].contiguous(memory_format=LAST), x, (1, 1),
-                        strides=[2, 2])  # fmt: skip
+        weight_gradient(last(dy[:, :, ::2, ::2]), x, (1, 1))
+    for change in ({"strides": [2, 1]}, {"dilations": [1, 2]}, {"groups": 2}):
+        with pytest.raises(_C.InternalError, match="want neither strides, dilation nor groups"):
+            weight_gradient(dy, x, (1, 1), **change)
+    volume, weight, _ = tensors(CASES["volumes"])
+    with pytest.raises(_C.InternalError, match="pads: want 3 numbers from 0 to 2"):
+        convolve(volume, weight, (1, 1, 1), pads=[1, 1])
     flat = read(
         {"x": "float[4,6]", "w": "float[4,4,3,3]"},
         ["y = torch_ort.WinogradConvolution <pads = [1, 1]> (x, w)"], ["y"],
         types={"y": "float[4,6]"}, strides={"y": "[6, 1]"},
     )  # fmt: skip
-    with pytest.raises(_C.InternalError, match="WinogradConvolution: want images of 4 dims"):
+    with pytest.raises(
+        _C.InternalError, match="WinogradConvolution: want images and a weight of 4"
+    ):
         run(flat, {"x": torch.zeros(4, 6), "w": torch.zeros(4, 4, 3, 3)})
     half = x.half()
     with pytest.raises(_C.InternalError, match="WinogradConvolution: got float16, want float32 or"):

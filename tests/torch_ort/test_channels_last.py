@@ -285,10 +285,10 @@ def test_the_pass_can_be_left_out(monkeypatch) -> None:
     "model",
     [
         nn.Sequential(nn.Conv1d(3, 8, 3), nn.ReLU(), nn.Conv1d(8, 4, 3)),
-        nn.Sequential(nn.Conv3d(3, 8, 3), nn.ReLU(), nn.Conv3d(8, 4, 3)),
         nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)).double(),
+        nn.Sequential(nn.Conv3d(3, 8, 3), nn.ReLU(), nn.Conv3d(8, 4, 3)).double(),
     ],
-    ids=["1d", "3d", "float64"],
+    ids=["1d", "float64", "3d of float64"],
 )
 def test_what_is_left_alone(model: nn.Module) -> None:
     rank = model[0].weight.dim()
@@ -340,6 +340,114 @@ def test_saved_files_keep_the_standard_layout(tmp_path) -> None:
     torch.compile(model, backend="ort", options=options)(torch.randn(4, 3, 12, 12)).sum().backward()
     (path,) = tmp_path.glob("*optimized.onnx")
     assert "Transpose" not in [node.op_type for node in onnx.load(path).graph.node]
+
+
+# ---- volumes
+
+
+class VolumeSkip(nn.Module):
+    """A larger volume made of a smaller one, beside and without parts of what was there before."""
+
+    def __init__(self, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+        self.inner = nn.Conv3d(8, 5, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        larger = nn.functional.interpolate(self.inner(x).tanh(), x.shape[2:], mode=self.mode)
+        joined = torch.cat([larger, x[:, 2:]], 1)
+        return nn.functional.pad(joined[:, :, 1:], (0, 1, 2, 0, 1, 1)) * x[:, :1].mean()
+
+
+class OfImages(nn.Module):
+    """Volumes that are scaled by images, and images that are sums of volumes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.images, self.last = nn.Conv2d(6, 8, 3, padding=1), nn.Conv2d(8, 6, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = self.images(x.mean(1)).sigmoid()  # (N, D, H, W) as channels
+        volumes = x * images[:, :, None] + self.last(images[:1])
+        return (
+            volumes * volumes.amax((2, 3, 4), keepdim=True) + volumes.sum((3, 4))[..., None, None]
+        )
+
+
+def chain_of_volumes(*layers: nn.Module) -> nn.Module:
+    """Layers between two convolutions, in the middle of plain volumes."""
+    return nn.Sequential(
+        nn.Conv3d(2, 8, 3, padding=1), *layers, nn.LazyConv3d(4, 3, padding=1),
+        nn.AdaptiveAvgPool3d(2), nn.Flatten(),
+    )  # fmt: skip
+
+
+VOLUMES: dict[str, Callable[[], nn.Module]] = {
+    "norm": lambda: chain_of_volumes(nn.BatchNorm3d(8), nn.ReLU()),
+    "frozen_norm": lambda: chain_of_volumes(nn.BatchNorm3d(8).eval(), nn.SiLU()),
+    "group_norm": lambda: chain_of_volumes(nn.GroupNorm(4, 8), nn.GELU()),
+    "instance_norm": lambda: chain_of_volumes(nn.InstanceNorm3d(8, affine=True), nn.LeakyReLU()),
+    "max_pool": lambda: chain_of_volumes(nn.MaxPool3d(3, 2, padding=1)),
+    "average_pool": lambda: chain_of_volumes(nn.AvgPool3d(2), nn.Conv3d(8, 8, 1)),
+    "adaptive_pool": lambda: chain_of_volumes(nn.AdaptiveAvgPool3d((3, 4, 5))),
+    "strides": lambda: chain_of_volumes(nn.Conv3d(8, 12, 3, stride=(1, 2, 2), bias=False)),
+    "dilation": lambda: chain_of_volumes(nn.Conv3d(8, 8, 3, dilation=2, padding=2, groups=2)),
+    "pointwise": lambda: chain_of_volumes(nn.Conv3d(8, 16, 1), nn.Hardswish(), nn.Conv3d(16, 8, 1)),
+    "winograd": lambda: chain_of_volumes(
+        nn.Conv3d(8, 32, 3), nn.ReLU(), nn.Conv3d(32, 32, 3, padding=(0, 1, 2)), nn.ReLU()
+    ),
+    "transposed": lambda: chain_of_volumes(nn.ConvTranspose3d(8, 6, 2, 2)),
+    "upsample": lambda: chain_of_volumes(nn.Upsample(scale_factor=2)),
+    "skip_nearest": lambda: chain_of_volumes(VolumeSkip("nearest")),
+    "skip_trilinear": lambda: chain_of_volumes(VolumeSkip("trilinear")),
+    "one_channel": lambda: chain_of_volumes(nn.Conv3d(8, 1, 3), nn.ReLU()),
+    "images": lambda: chain_of_volumes(OfImages()),
+}
+VOLUME = (2, 2, 6, 8, 9)
+
+
+def make_volumes(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = VOLUMES[name]()
+    with torch.no_grad():
+        model(torch.zeros(VOLUME))
+    return model
+
+
+@pytest.mark.parametrize("name", VOLUMES)
+def test_volumes_against_float64(name: str) -> None:
+    check(make_volumes(name), [torch.randn(VOLUME) for _ in range(2)], 1e-4)
+
+
+@models("norm instance_norm winograd skip_trilinear", sorted(VOLUMES.keys() - {"images"}))
+def test_volumes_of_many_sizes(name: str) -> None:
+    def wrap(model: nn.Module) -> Callable:
+        return torch.compile(model, backend="ort", dynamic=True)
+
+    sizes = VOLUME, (1, 2, 7, 9, 8), (3, 2, 5, 12, 7)
+    check(make_volumes(name), [torch.randn(size) for size in sizes], 1e-4, wrap)
+
+
+def test_volumes_are_channels_last_and_kept_for_the_caller() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv3d(2, 24, 3, padding=1), nn.BatchNorm3d(24), nn.ReLU(),
+        nn.Conv3d(24, 16, 3, padding=1), nn.ReLU(), nn.Conv3d(16, 4, 1),
+    )  # fmt: skip
+    x = torch.randn(2, 2, 8, 10, 10)
+    nodes = torch_ort.explain(copy.deepcopy(model), x).graphs[0].nodes
+    assert nodes["torch_ort.WinogradConvolution"] == 2
+    assert nodes["torch_ort.WinogradWeightGrad"] == 1
+    assert nodes["Conv"] == 1  # of two channels; the last one is a product
+    torch.compiler.reset()
+    result = by_ort(model)(x)
+    assert result.stride() == model(x).stride()
+    as_last = model.to(memory_format=torch.channels_last_3d)
+    given = x.to(memory_format=torch.channels_last_3d)
+    torch.compiler.reset()
+    got, want = by_ort(as_last)(given), as_last(given)
+    assert got.stride() == want.stride()
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 # ---- sizes as symbols

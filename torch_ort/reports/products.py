@@ -99,19 +99,25 @@ def weight_gradient(gradient: Sequence[int], weight: Sequence[int], groups: int)
 def winograd(result: Sequence[int], channels: int) -> Product:
     """Say what a convolution of 3×3 multiplies by Winograd's algorithm, by its result (N, C, H, W).
 
-    That is a product of tiles and channels for each of the 16 places of a tile.
+    That is a product of tiles and channels for each of the 16 places of a tile; one of 3×3×3 has
+    three for each plane of a volume (N, C, D, H, W).
     """
-    return _product(16, _tiles(result), channels, result[1])
+    return _product(16, _tiles(result), _depths(result) * channels, result[1])
 
 
 def winograd_weight_gradient(gradient: Sequence[int], channels: int) -> Product:
     """Say the same of its gradient towards the weight, which is summed over tiles."""
-    return _product(16, gradient[1], _tiles(gradient), channels)
+    return _product(16 * _depths(gradient), gradient[1], _tiles(gradient), channels)
 
 
 def _tiles(result: Sequence[int]) -> int:
-    batch, _, height, width = result
-    return batch * ((height + 1) // 2) * ((width + 1) // 2)
+    batch, _, *planes, height, width = result
+    return batch * prod(planes) * ((height + 1) // 2) * ((width + 1) // 2)
+
+
+def _depths(result: Sequence[int]) -> int:
+    """Give the planes of a window."""
+    return 3 if len(result) == 5 else 1
 
 
 def rows_product(left: Sequence[int], right: Sequence[int], is_sum: bool, count: int) -> Product:

@@ -33,7 +33,7 @@ Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& chan
 // The moments of each channel, from distances to the mean of a part of the batch. This takes one
 // pass over the batch and that part.
 Moments moments_of_columns(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
-  Value* near = write.reduce("ReduceMean", by.first_part(x, 0), {0, 1, 2}, false);
+  Value* near = write.reduce("ReduceMean", by.first_part(x, 0), by.pixels(0), false);
   Value* distance = write.make("Sub", {x, near});
   Value* sum = by.sum(distance);
   Value* squares = by.sum(write.make("Mul", {distance, distance}));

@@ -7,7 +7,6 @@
 #include "passes/known_sizes.h"
 #include "passes/unread.h"
 
-#include <iterator>
 #include <limits>
 #include <optional>
 
@@ -51,24 +50,26 @@ class ChannelWriter {
   // The operand in the order in which it is worked on: (N, C, H, W), or (N, H, W, C) for channels
   // last.
   ir::Value* image(ir::Value* x) {
-    return write_.number(channels_.is_last ? write_.transposed(x, order(ops::kToLast)) : x);
+    return write_.number(channels_.is_last ? write_.transposed(x, ops::to_last(rank())) : x);
   }
   // The value, in the order in which it is worked on, replaces an output of the node.
   void replace(size_t output, ir::Value* x) {
     if (!channels_.is_last) return write_.replace(output, x);
-    write_.replace_transposed(output, x, order(ops::kToFirst));
+    write_.replace_transposed(output, x, ops::to_first(rank()));
   }
   // -> (C): sums over all images.
   ir::Value* sum(ir::Value* x) {
-    if (channels_.is_last) return write_.reduce("ReduceSum", x, {0, 1, 2}, false);
+    if (channels_.is_last) return write_.reduce("ReduceSum", x, pixels(0), false);
     return sum_batch(sum_inner(x));
   }
   // x -> (N, C): sums over the inner dims.
   ir::Value* sum_inner(ir::Value* x) {
-    if (channels_.is_last) return write_.reduce("ReduceSum", x, {1, 2}, false);
+    if (channels_.is_last) return write_.reduce("ReduceSum", x, pixels(1), false);
     return write_.reshape(write_.reduce("ReduceSum", x, channels_.axes, true),
                           {channels_.batch, channels_.channels});
   }
+  // The axes of channels-last images from one on, without that of the channels.
+  ir::Shape pixels(int64_t first) const { return range(first, static_cast<int64_t>(rank()) - 1); }
   // (N, C) -> (C)
   ir::Value* sum_batch(ir::Value* x) { return write_.reduce("ReduceSum", x, {0}, false); }
   // Reshapes (C) or (N, C) so that it broadcasts to x.
@@ -100,9 +101,7 @@ class ChannelWriter {
   }
 
  private:
-  static ir::Shape order(const int64_t (&axes)[ops::kImageRank]) {
-    return ir::Shape(std::begin(axes), std::end(axes));
-  }
+  size_t rank() const { return 2 + channels_.axes.size(); }
 
   Expander& write_;
   const Channels& channels_;

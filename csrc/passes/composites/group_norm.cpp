@@ -106,7 +106,8 @@ Value* near_mean(Expander& write, ChannelWriter& by, const Channels& channels, V
     return by.scale(by.sum_inner(x), share);
   }
   Value* part = by.first_part(x, 1);
-  const Dim pixels = ops::times(part->type.shape->at(1), part->type.shape->at(2));
+  const Shape& shape = *part->type.shape;
+  const Dim pixels = ir::numel(Shape(shape.begin() + 1, shape.end() - 1));
   Value* share = write.ratio(1, 1, pixels);  // before the sum, whichever compiler
   return by.scale(by.sum_inner(part), share);
 }
