@@ -21,7 +21,7 @@ _ATTENTION = {
     "_scaled_dot_product_efficient_attention_backward": (1, 11),
     "_scaled_dot_product_cudnn_attention_backward": (1, 14),
 }
-# The layers of an LSTM in eager PyTorch, by the products of each position: in backward there are the
+# The layers of an LSTM in eager PyTorch, by the products of each position. Backward computes the
 # gradients of both factors.
 _ONEDNN_LSTM = {"mkldnn_rnn_layer": 1, "mkldnn_rnn_layer_backward": 2}
 
