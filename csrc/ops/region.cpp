@@ -195,8 +195,9 @@ void register_region(Registry& ops) {
   convolution.name = "WinogradWeightGrad";
   ops.add(convolution);
   // image [N, C, H, W], weight [O, C, 3, 3], [bias [O]] -> convolution [N, O, H', W']; of volumes
-  // [N, C, D, H, W], with a weight [O, C, 3, 3, 3]. Channels of images lie side by side. `turned`: the weight is [C, O, 3, 3] and turned by half a turn, as for
-  // the gradient of the image of a convolution.
+  // [N, C, D, H, W], with a weight [O, C, 3, 3, 3]. Channels of images lie side by side. `turned`:
+  // the weight is [C, O, 3, 3] and turned by half a turn, as for the gradient of the image of a
+  // convolution.
   Op tiled = own("WinogradConvolution", 2, lower_region, {{"pads", kInts, true}, {"turned", kInt}});
   tiled.max_inputs = 3;
   ops.add(tiled);
