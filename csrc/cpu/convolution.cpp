@@ -9,15 +9,25 @@ namespace {
 // Of a stride, a pad, a dilation or a window. With more, what a window reaches over has no number.
 constexpr int64_t kMostOfDim = 1 << 20;
 
-std::array<int64_t, 2> of_dims(const ir::Node& node, const char* name, int64_t least) {
+// Reads a number for each of the last dims of `to`.
+void read_dims(const ir::Node& node, const char* name, int64_t least, size_t dims,
+               std::array<int64_t, 3>& to) {
   const ir::Shape numbers = ir::ints_attr(node.attrs, name, {});
-  ORT_CHECK(numbers.size() == 2, node.op.name, ": ", name, ": got ", numbers.size(),
-            " numbers, want 2");
+  ORT_CHECK(numbers.size() == dims, node.op.name, ": ", name, ": got ", numbers.size(),
+            " numbers, want ", dims);
+  size_t at = to.size() - dims;
   for (const ir::Dim& number : numbers) {
     ORT_CHECK(number.constant() >= least && number.constant() <= kMostOfDim, node.op.name, ": ",
               name, ": got ", number.constant(), ", want ", least, " to ", kMostOfDim);
+    to[at++] = number.constant();
   }
-  return {numbers[0].constant(), numbers[1].constant()};
+}
+
+// Of images, planes, rows and columns of pixels.
+std::array<int64_t, 4> pixel_strides(const region::Layout& layout) {
+  const std::vector<int64_t>& from = layout.strides;
+  if (from.size() > 4) return {from[0], from[2], from[3], from[4]};
+  return {from[0], 0, from[2], from[3]};
 }
 
 }  // namespace
@@ -30,19 +40,23 @@ Convolution::Convolution(const BoundNode& bound) {
   const ir::Node& node = bound.node;
   const region::Layout &of_result = bound.inputs.at(0), &of_image = bound.inputs.at(1);
   const region::Layout& weight = bound.outputs.at(0);
-  stride = of_dims(node, "strides", 1);
-  pad = of_dims(node, "pads", 0);
-  dilation = of_dims(node, "dilations", 1);
-  ORT_CHECK(of_result.sizes.size() == 4 && of_image.sizes.size() == 4 && weight.sizes.size() == 4,
-            node.op.name, ": want tensors of 4 dims");
+  const size_t rank = of_image.sizes.size(), dims = rank - 2;
+  ORT_CHECK(
+      (rank == 4 || rank == 5) && of_result.sizes.size() == rank && weight.sizes.size() == rank,
+      node.op.name, ": want tensors of 4 dims, or of 5");
+  is_volume = rank > 4;
+  read_dims(node, "strides", 1, dims, stride);
+  read_dims(node, "pads", 0, dims, pad);
+  read_dims(node, "dilations", 1, dims, dilation);
   batch = of_image.sizes[0];
   channels = of_image.sizes[1];
   rows = weight.sizes[0];
   std::vector<int64_t> want = {batch, rows};
-  for (size_t dim = 0; dim < 2; ++dim) {
-    image[dim] = of_image.sizes[2 + dim];
-    window[dim] = weight.sizes[2 + dim];
-    result[dim] = of_result.sizes[2 + dim];
+  for (size_t dim = image.size() - dims; dim < image.size(); ++dim) {
+    const size_t at = dim + rank - image.size();  // among the dims of the tensors
+    image[dim] = of_image.sizes[at];
+    window[dim] = weight.sizes[at];
+    result[dim] = of_result.sizes[at];
     const int64_t reach = dilation[dim] * (window[dim] - 1) + 1;
     ORT_CHECK(window[dim] <= kMostOfDim && pad[dim] <= reach, node.op.name, ": pads: got ",
               pad[dim], ", want at most the ", reach, " pixels that a window reaches over");
@@ -52,8 +66,12 @@ Convolution::Convolution(const BoundNode& bound) {
                 of_image.dtype == weight.dtype && is_side_by_side(of_result) &&
                 is_side_by_side(of_image),
             node.op.name, ": the operands do not fit together");
-  gradient_strides = of_result.strides;
-  image_strides = of_image.strides;
+  gradient_strides = pixel_strides(of_result);
+  image_strides = pixel_strides(of_image);
+}
+
+std::string Convolution::text(const std::array<int64_t, 3>& sizes) const {
+  return concat(is_volume ? concat(sizes[0], " x ") : "", sizes[1], " x ", sizes[2]);
 }
 
 }  // namespace torch_ort::cpu

@@ -6,23 +6,28 @@
 #include "cpu/program.h"
 
 #include <array>
-#include <vector>
+#include <string>
 
 namespace torch_ort::cpu {
 
 // The sizes of the gradient of a result [batch, rows, ...], of the image [batch, channels, ...] and
-// of the weight [rows, channels of a group, ...]. Pairs are for the two dims of pixels.
+// of the weight [rows, channels of a group, ...], of images or of volumes.
 struct Convolution {
   // The inputs of the node are the gradient and the image, its first output the gradient of the
   // weight, and its attributes say `strides`, `pads` and `dilations`. Throws InternalError on
   // operands that do not fit together, or whose channels are apart.
   explicit Convolution(const BoundNode& bound);
 
+  bool is_volume = false;
   int64_t batch = 0, channels = 0, rows = 0;
-  std::array<int64_t, 2> stride{}, pad{}, dilation{}, image{}, result{}, window{};
-  std::vector<int64_t> gradient_strides, image_strides;
+  // Of planes, rows and columns of pixels. Images that are no volumes have one plane.
+  std::array<int64_t, 3> stride{1}, pad{}, dilation{1}, image{1}, result{1}, window{1};
+  // From one image, plane, row and column to the next.
+  std::array<int64_t, 4> gradient_strides{}, image_strides{};
 
-  int64_t num_taps() const { return window[0] * window[1]; }
+  int64_t num_taps() const { return window[0] * window[1] * window[2]; }
+  // "8 x 8", of volumes "4 x 8 x 8".
+  std::string text(const std::array<int64_t, 3>& sizes) const;
 };
 
 // Whether the channels of an image lie side by side.

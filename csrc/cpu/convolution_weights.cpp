@@ -46,15 +46,15 @@ class ConvolutionWeightGrad final : public Kernel {
     channels_ = weight.sizes[1];
     rows_ = it_.rows / groups_;
     columns_ = it_.num_taps() * channels_;
-    places_ = it_.batch * it_.result[0] * it_.result[1];
+    places_ = it_.batch * it_.result[0] * it_.result[1] * it_.result[2];
     ORT_CHECK(is_dense_by_pixels(gradient) && is_dense_by_pixels(weight),
               "ConvolutionWeightGrad: want a gradient and weights that are channels-last");
   }
 
   std::string str() const override {
     return concat("convolution weight gradient, ", it_.batch, " images of ", it_.channels, " x ",
-                  it_.image[0], " x ", it_.image[1], ", ", it_.rows, " rows, ", it_.window[0],
-                  " x ", it_.window[1], " taps, ", groups_, " groups\n");
+                  it_.text(it_.image), ", ", it_.rows, " rows, ", it_.text(it_.window), " taps, ",
+                  groups_, " groups\n");
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
@@ -85,10 +85,13 @@ class ConvolutionWeightGrad final : public Kernel {
   static bool is_dense_by_pixels(const Layout& layout) {
     int64_t stride = 1;
     bool is_dense = true;
-    for (size_t dim : {1, 3, 2, 0}) {
+    const auto visit = [&](size_t dim) {
       is_dense = is_dense && (layout.sizes[dim] == 1 || layout.strides[dim] == stride);
       stride *= layout.sizes[dim];
-    }
+    };
+    visit(1);
+    for (size_t dim = layout.sizes.size() - 1; dim > 1; --dim) visit(dim);
+    visit(0);
     return is_dense || stride == 0;  // there are no elements
   }
 
@@ -160,25 +163,30 @@ class ConvolutionWeightGrad final : public Kernel {
   // Packs `count` channels of the pixels under a tap, for some places.
   void pack_tap(T* to, int64_t width, const T* image, int64_t count, int64_t tap, int64_t place,
                 int64_t places) const {
-    const int64_t down = tap / it_.window[1] * it_.dilation[0] - it_.pad[0];
-    const int64_t right = tap % it_.window[1] * it_.dilation[1] - it_.pad[1];
+    const int64_t tap_row = tap / it_.window[2];
+    const int64_t behind = tap_row / it_.window[1] * it_.dilation[0] - it_.pad[0];
+    const int64_t down = tap_row % it_.window[1] * it_.dilation[1] - it_.pad[1];
+    const int64_t right = tap % it_.window[2] * it_.dilation[2] - it_.pad[2];
     // The first places of a row of the result whose pixels are inside of the image, and not to its
     // left, and that are not to its right.
-    const int64_t begin = ceil_div(std::max<int64_t>(-right, 0), it_.stride[1]);
-    const int64_t end = ceil_div(std::max<int64_t>(it_.image[1] - right, 0), it_.stride[1]);
+    const int64_t begin = ceil_div(std::max<int64_t>(-right, 0), it_.stride[2]);
+    const int64_t end = ceil_div(std::max<int64_t>(it_.image[2] - right, 0), it_.stride[2]);
     while (places > 0) {
-      const int64_t x = place % it_.result[1], row = place / it_.result[1];
-      const int64_t y = row % it_.result[0], n = row / it_.result[0];
-      const int64_t taken = std::min(places, it_.result[1] - x);
-      const int64_t pixel_row = y * it_.stride[0] + down;
-      const bool is_inside = pixel_row >= 0 && pixel_row < it_.image[0];
+      const int64_t x = place % it_.result[2], row = place / it_.result[2];
+      const int64_t y = row % it_.result[1], result_plane = row / it_.result[1];
+      const int64_t z = result_plane % it_.result[0], n = result_plane / it_.result[0];
+      const int64_t taken = std::min(places, it_.result[2] - x);
+      const int64_t pixel_row = y * it_.stride[1] + down, plane = z * it_.stride[0] + behind;
+      const bool is_inside =
+          pixel_row >= 0 && pixel_row < it_.image[1] && plane >= 0 && plane < it_.image[0];
       const int64_t first = is_inside ? std::clamp(begin, x, x + taken) : x + taken;
       const int64_t last = is_inside ? std::clamp(end, first, x + taken) : first;
       fill_zeros(to, width, count, first - x);
       if (last > first) {
-        const T* from = image + n * it_.image_strides[0] + pixel_row * it_.image_strides[2] +
-                        (first * it_.stride[1] + right) * it_.image_strides[3];
-        copy_pixels(to + (first - x) * width, width, from, it_.stride[1] * it_.image_strides[3],
+        const T* from = image + n * it_.image_strides[0] + plane * it_.image_strides[1] +
+                        pixel_row * it_.image_strides[2] +
+                        (first * it_.stride[2] + right) * it_.image_strides[3];
+        copy_pixels(to + (first - x) * width, width, from, it_.stride[2] * it_.image_strides[3],
                     count, last - first);
       }
       fill_zeros(to + (last - x) * width, width, count, x + taken - last);

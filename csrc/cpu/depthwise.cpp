@@ -27,8 +27,9 @@ class DepthwiseWeightGrad final : public Kernel {
       : row_(kernels<T>(isa_of(bound)).depthwise_row), it_(bound) {
     const Layout& weight = bound.outputs[0];
     has_bias_ = bound.outputs.size() > 1;
-    ORT_CHECK(it_.rows == it_.channels && weight.sizes[1] == 1 && lies_by_rows(weight),
-              "DepthwiseWeightGrad: the operands do not fit together");
+    ORT_CHECK(
+        !it_.is_volume && it_.rows == it_.channels && weight.sizes[1] == 1 && lies_by_rows(weight),
+        "DepthwiseWeightGrad: the operands do not fit together");
     ORT_CHECK(!has_bias_ || (bound.outputs[1].sizes == std::vector<int64_t>{it_.channels} &&
                              bound.outputs[1].dtype == weight.dtype),
               "DepthwiseWeightGrad: got a bias of another size than that of ", it_.channels,
@@ -39,7 +40,7 @@ class DepthwiseWeightGrad final : public Kernel {
 
   std::string str() const override {
     return concat("depthwise weight gradient, ", it_.batch, " images of ", it_.channels, " x ",
-                  it_.image[0], " x ", it_.image[1], ", ", it_.window[0], " x ", it_.window[1],
+                  it_.image[1], " x ", it_.image[2], ", ", it_.window[1], " x ", it_.window[2],
                   " taps\n");
   }
 
@@ -49,7 +50,7 @@ class DepthwiseWeightGrad final : public Kernel {
     // The sums of each part, for all channels: taps, then the bias.
     T* const all = thread_memory<T, Use::kSums>(parts_ * blocks_ * sums_of_block());
     const int64_t work =
-        std::max<int64_t>(1, (it_.batch + parts_ - 1) / parts_ * it_.result[0] * it_.result[1] *
+        std::max<int64_t>(1, (it_.batch + parts_ - 1) / parts_ * it_.result[1] * it_.result[2] *
                                  it_.num_taps() * kDepthwiseChannels);
     parallel_for(0, parts_ * blocks_, std::max<int64_t>(1, kWorkPerThread / work),
                  [&](int64_t begin, int64_t end) {
@@ -83,36 +84,36 @@ class DepthwiseWeightGrad final : public Kernel {
   void sum(const T* gradient, const T* image, int64_t block, int64_t part, T* totals) const {
     const int64_t first = block * kDepthwiseChannels;
     const int64_t count = std::min(kDepthwiseChannels, it_.channels - first);
-    const int64_t width = it_.image[1] + 2 * it_.pad[1];
+    const int64_t width = it_.image[2] + 2 * it_.pad[2];
     T* const memory = thread_memory<T, Use::kImageRow>(
-        (width + it_.result[1] + 1) * kDepthwiseChannels + sums_of_block());
+        (width + it_.result[2] + 1) * kDepthwiseChannels + sums_of_block());
     T *row = memory, *places = row + width * kDepthwiseChannels,
-      *sums = places + (it_.result[1] + 1) * kDepthwiseChannels;
+      *sums = places + (it_.result[2] + 1) * kDepthwiseChannels;
     std::fill_n(row, width * kDepthwiseChannels, T(0));
-    std::fill_n(places, it_.result[1] * kDepthwiseChannels, T(0));
-    T* const one = places + it_.result[1] * kDepthwiseChannels;
+    std::fill_n(places, it_.result[2] * kDepthwiseChannels, T(0));
+    T* const one = places + it_.result[2] * kDepthwiseChannels;
     std::fill_n(one, kDepthwiseChannels, T(1));
     std::fill_n(totals, sums_of_block(), T(0));
     for (int64_t n = it_.batch * part / parts_; n < it_.batch * (part + 1) / parts_; ++n) {
       std::fill_n(sums, sums_of_block(), T(0));
       const T* of_image = image + n * it_.image_strides[0] + first;
       const T* of_gradient = gradient + n * it_.gradient_strides[0] + first;
-      for (int64_t y = 0; y < it_.image[0]; ++y) {
-        copy_row(of_image + y * it_.image_strides[2], it_.image_strides[3], it_.image[1], count,
-                 row + it_.pad[1] * kDepthwiseChannels);
-        for (int64_t tap = 0; tap < it_.window[0]; ++tap) {
-          const int64_t above = y + it_.pad[0] - tap * it_.dilation[0];
-          if (above < 0 || above % it_.stride[0] != 0 || above / it_.stride[0] >= it_.result[0])
+      for (int64_t y = 0; y < it_.image[1]; ++y) {
+        copy_row(of_image + y * it_.image_strides[2], it_.image_strides[3], it_.image[2], count,
+                 row + it_.pad[2] * kDepthwiseChannels);
+        for (int64_t tap = 0; tap < it_.window[1]; ++tap) {
+          const int64_t above = y + it_.pad[1] - tap * it_.dilation[1];
+          if (above < 0 || above % it_.stride[1] != 0 || above / it_.stride[1] >= it_.result[1])
             continue;
-          add(of_gradient + above / it_.stride[0] * it_.gradient_strides[2], count, places,
-              {.sums = sums + tap * it_.window[1] * kDepthwiseChannels,
-               .taps = it_.window[1],
+          add(of_gradient + above / it_.stride[1] * it_.gradient_strides[2], count, places,
+              {.sums = sums + tap * it_.window[2] * kDepthwiseChannels,
+               .taps = it_.window[2],
                .image = row,
-               .image_step = it_.stride[1] * kDepthwiseChannels,
-               .tap_step = it_.dilation[1] * kDepthwiseChannels});
+               .image_step = it_.stride[2] * kDepthwiseChannels,
+               .tap_step = it_.dilation[2] * kDepthwiseChannels});
         }
       }
-      for (int64_t y = 0; has_bias_ && y < it_.result[0]; ++y) {
+      for (int64_t y = 0; has_bias_ && y < it_.result[1]; ++y) {
         add(of_gradient + y * it_.gradient_strides[2], count, places,
             {.sums = sums + it_.num_taps() * kDepthwiseChannels, .taps = 1, .image = one});
       }
@@ -124,9 +125,9 @@ class DepthwiseWeightGrad final : public Kernel {
   void add(const T* gradient, int64_t count, T* places, DepthwiseRow<T> row) const {
     row.gradient = gradient;
     row.gradient_step = it_.gradient_strides[3];
-    row.places = it_.result[1];
+    row.places = it_.result[2];
     if (count < kDepthwiseChannels) {
-      copy_row(gradient, it_.gradient_strides[3], it_.result[1], count, places);
+      copy_row(gradient, it_.gradient_strides[3], it_.result[2], count, places);
       row.gradient = places;
       row.gradient_step = kDepthwiseChannels;
     }

@@ -33,6 +33,7 @@
 #include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/thread_memory.h"
+#include "cpu/winograd_tiles.h"
 
 #include <algorithm>
 #include <array>
@@ -44,135 +45,14 @@ namespace {
 
 constexpr int64_t kPlaces = 16;              // of a tile
 constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
-// The sizes of blocks: tiles, steps of the sums over channels, columns of the gradient of a weight,
-// and its rows. They are multiples of the tiles and panels of all instruction sets.
-constexpr int64_t kTiles = 48, kSteps = 256, kColumns = 64, kRows = 96;
+// The sizes of blocks: steps of the sums over channels, columns of the gradient of a weight, and
+// its rows. They are multiples of the tiles and panels of all instruction sets.
+constexpr int64_t kSteps = 256, kColumns = 64, kRows = 96;
 // The columns of a result: as many as the weight of so many numbers has for a place.
 constexpr int64_t kLeastColumns = 64, kMostColumns = 128, kWeight = 1 << 14;
 // The tiles of the gradient of a weight are divided into parts if that has few numbers. Their sums
 // take as many numbers as the second-level cache holds, and each has several blocks of tiles.
-constexpr int64_t kMostParts = 16, kSums = 1 << 15, kPartTiles = 4 * kTiles;
-
-// The planes of a block of volumes, and all of its tiles.
-constexpr int64_t kPlanes = 8;
-
-// A pixel of a batch. Images that are no volumes have one plane.
-struct Place {
-  int64_t n, z, y, x;
-};
-
-// The pixels of images whose channels lie side by side. Those outside are all at one place.
-template <typename T>
-struct Pixels {
-  explicit Pixels(const region::Layout& layout) {
-    const bool is_volume = layout.sizes.size() > 4;
-    const size_t first = is_volume ? 3 : 2;  // the dim of the rows of pixels
-    depth = is_volume ? layout.sizes[2] : 1;
-    height = layout.sizes[first];
-    width = layout.sizes[first + 1];
-    strides = {layout.strides[0], is_volume ? layout.strides[2] : 0, layout.strides[first],
-               layout.strides[first + 1]};
-  }
-
-  // The square of pixels of a plane from a place on.
-  template <int kSize, typename U>
-  void find(U** pixels, U* image, U* outside, const Place& at) const {
-    const bool has_plane = at.z >= 0 && at.z < depth;
-    for (int64_t row = at.y; row < at.y + kSize; ++row) {
-      for (int64_t column = at.x; column < at.x + kSize; ++column) {
-        const bool is_inside =
-            has_plane && row >= 0 && row < height && column >= 0 && column < width;
-        *pixels++ = is_inside ? image + at.n * strides[0] + at.z * strides[1] + row * strides[2] +
-                                    column * strides[3]
-                              : outside;
-      }
-    }
-  }
-
-  std::array<int64_t, 4> strides{};  // of images, planes, rows and pixels
-  int64_t depth = 1, height = 0, width = 0;
-};
-
-// Tiles of `planes` planes from (n, z) on: in each of them, `count` from number `first` on. Without
-// volumes the tiles of all images are numbered, and a block has one plane.
-struct TileBlock {
-  int64_t n = 0, z = 0, planes = 1, first = 0, count = 0;
-
-  int64_t size(int64_t num_planes) const { return num_planes * count; }
-};
-
-// The tiles of a result.
-struct Tiles {
-  Tiles(const region::Layout& result, const std::vector<int64_t>& pads)
-      : is_volume(result.sizes.size() > 4), batch(result.sizes[0]), taps(is_volume ? 3 : 1) {
-    const size_t first = is_volume ? 3 : 2;
-    depth = is_volume ? result.sizes[2] : 1;
-    down = ceil_div(result.sizes[first], 2);
-    right = ceil_div(result.sizes[first + 1], 2);
-    std::copy(pads.begin(), pads.end(), pad.end() - static_cast<int64_t>(pads.size()));
-    planes = even_part(depth, kPlanes, 1);
-    in_plane = even_part(down * right, std::max<int64_t>(1, kTiles / planes), 1);
-  }
-
-  int64_t count() const { return batch * depth * down * right; }
-  // What threads divide: tiles, or blocks of volumes.
-  int64_t num_units() const {
-    return is_volume ? batch * ceil_div(depth, planes) * ceil_div(down * right, in_plane) : count();
-  }
-  // The size of blocks, in units.
-  int64_t units_in_block(int64_t all, int64_t multiple) const {
-    return is_volume ? 1 : even_part(all, kTiles, multiple);
-  }
-  // The most tiles of a result that a block of so many units has.
-  int64_t most_tiles(int64_t units) const { return is_volume ? planes * in_plane : units; }
-  // And of an image, whose windows reach into other planes.
-  int64_t most_of_image(int64_t units) const {
-    return is_volume ? (planes + taps - 1) * in_plane : units;
-  }
-
-  TileBlock block(int64_t unit, int64_t units) const {
-    if (!is_volume) return {.first = unit, .count = units};
-    const int64_t across = ceil_div(down * right, in_plane), behind = ceil_div(depth, planes);
-    const int64_t first = unit % across * in_plane, z = unit / across % behind * planes;
-    return {.n = unit / across / behind,
-            .z = z,
-            .planes = std::min(planes, depth - z),
-            .first = first,
-            .count = std::min(in_plane, down * right - first)};
-  }
-
-  // Calls body(i, place) for the tiles of `num_planes` planes of a block, with the first pixel of
-  // each in the result.
-  template <typename F>
-  void for_each(const TileBlock& block, int64_t num_planes, const F& body) const {
-    for (int64_t plane = 0; plane < num_planes; ++plane) {
-      for (int64_t i = 0; i < block.count; ++i) {
-        const int64_t tile = block.first + i, row = tile / right;
-        body(plane * block.count + i,
-             Place{block.n + row / down, block.z + plane, row % down * 2, tile % right * 2});
-      }
-    }
-  }
-
-  // Calls body(place) for all tiles of all planes.
-  template <typename F>
-  void for_each_tile(const F& body) const {
-    for (int64_t unit = 0; unit < num_units(); ++unit) {
-      const TileBlock one = block(unit, 1);
-      for_each(one, one.planes, [&](int64_t /*i*/, const Place& at) { body(at); });
-    }
-  }
-
-  // The first pixel of the image that a tile of the result depends on.
-  Place in_image(const Place& at) const {
-    return {at.n, at.z - pad[0], at.y - pad[1], at.x - pad[2]};
-  }
-
-  bool is_volume;
-  int64_t batch, depth = 1, down = 0, right = 0, taps;
-  std::array<int64_t, 3> pad{};      // of planes, rows and columns
-  int64_t planes = 1, in_plane = 1;  // of a block of volumes
-};
+constexpr int64_t kMostParts = 16, kSums = 1 << 15, kPartTiles = 4 * Tiles::kMostTiles;
 
 // The pads that a node says, of a window of three on each side.
 std::vector<int64_t> pads_of(const BoundNode& bound) {
@@ -413,7 +293,7 @@ class WinogradConvolution final : public Kernel {
 
     void transform_images(const Block<T>& images, const TileBlock& block) const {
       const Tiles& tiles = it_.tiles_;
-      tiles.for_each(block, block.planes + tiles.taps - 1, [&](int64_t i, const Place& at) {
+      tiles.for_each(block, block.planes + tiles.taps - 1, [&](int64_t i, const Pixel& at) {
         std::array<const T*, kPlaces> pixels;
         it_.image_.template find<4, const T>(pixels.data(), operands_.image, zeros_,
                                              tiles.in_image(at));
@@ -443,7 +323,7 @@ class WinogradConvolution final : public Kernel {
     }
 
     void transform_results(const Block<T>& results, const TileBlock& block, int64_t columns) {
-      it_.tiles_.for_each(block, block.planes, [&](int64_t i, const Place& at) {
+      it_.tiles_.for_each(block, block.planes, [&](int64_t i, const Pixel& at) {
         std::array<const T*, kPlaces + 1> from;
         point_into<const T*>(from, results.at(0, i), results.place);
         from[kPlaces] = operands_.bias != nullptr ? operands_.bias + column_ : zeros_;
@@ -458,7 +338,7 @@ class WinogradConvolution final : public Kernel {
     }
 
     // Computes a pixel of the result by the definition.
-    void compute(T* to, int64_t columns, const Place& at) const {
+    void compute(T* to, int64_t columns, const Pixel& at) const {
       const T* const start = operands_.bias != nullptr ? operands_.bias + column_ : zeros_;
       std::copy_n(start, columns, to);
       const auto& strides = it_.weight_strides_;
@@ -467,7 +347,7 @@ class WinogradConvolution final : public Kernel {
       const int64_t num_taps = 9 * it_.tiles_.taps;
       for (int64_t depth = 0; depth < it_.tiles_.taps; ++depth) {
         std::array<const T*, 9> pixels;
-        Place from_image = it_.tiles_.in_image(at);
+        Pixel from_image = it_.tiles_.in_image(at);
         from_image.z += depth;
         it_.image_.template find<3, const T>(pixels.data(), operands_.image, zeros_, from_image);
         for (int64_t tap = 0; tap < 9; ++tap) {
@@ -601,13 +481,13 @@ class WinogradWeightGrad final : public Kernel {
 
   void add_places(const Operands& operands, int64_t row, T* sums) const {
     const T zero = 0;
-    tiles_.for_each_tile([&](const Place& tile) {
+    tiles_.for_each_tile([&](const Pixel& tile) {
       std::array<const T*, 4> gradients;
       gradient_.template find<2, const T>(gradients.data(), operands.gradient + row, &zero, tile);
       for (int64_t i = 0; i < 4; ++i) {
         if (gradients[i] == &zero) continue;
         for (int64_t depth = 0; depth < tiles_.taps; ++depth) {
-          const Place at =
+          const Pixel at =
               tiles_.in_image({tile.n, tile.z + depth, tile.y + i / 2, tile.x + i % 2});
           std::array<const T*, 9> pixels;
           image_.template find<3, const T>(pixels.data(), operands.image, &zero, at);
@@ -701,14 +581,14 @@ class WinogradWeightGrad final : public Kernel {
 
   void transform(const Block<T>& left, const T* gradient, const Block<T>& right, const T* image,
                  const T* zeros, const TileBlock& tiles, const Rectangle& block) const {
-    tiles_.for_each(tiles, tiles.planes, [&](int64_t i, const Place& at) {
+    tiles_.for_each(tiles, tiles.planes, [&](int64_t i, const Pixel& at) {
       std::array<const T*, 4> pixels;
       std::array<T*, kPlaces> rows;
       gradient_.template find<2, const T>(pixels.data(), gradient, zeros, at);
       point_into(rows, left.at(0, i), left.place);
       kernels_.tiles.gradient(pixels.data(), rows.data(), block.rows);
     });
-    tiles_.for_each(tiles, tiles.planes + tiles_.taps - 1, [&](int64_t i, const Place& at) {
+    tiles_.for_each(tiles, tiles.planes + tiles_.taps - 1, [&](int64_t i, const Pixel& at) {
       std::array<const T*, kPlaces> pixels;
       std::array<T*, kPlaces> rows;
       image_.template find<4, const T>(pixels.data(), image, zeros, tiles_.in_image(at));

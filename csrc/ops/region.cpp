@@ -183,7 +183,8 @@ void register_region(Registry& ops) {
   embedding_grad.kernel = {.writes_strides = false, .start = 2};
   ops.add(embedding_grad);
   // gradient of the result [N, O, H', W'] and image [N, C, H, W] of a convolution, both of which
-  // are channels-last -> gradient of the weight [O, C / groups, h, w], which is so too
+  // are channels-last -> gradient of the weight [O, C / groups, h, w], which is so too; the same of
+  // volumes
   Op convolution = own("ConvolutionWeightGrad", 2, lower_region,
                        {{"dilations", kInts, true},
                         {"groups", kInt, true},

@@ -48,13 +48,11 @@ struct Found {
 
 // Whether the kernels compute the gradient towards the weight.
 bool can_compute(const Convolution& it, const KnownSizes& sizes) {
-  if (it.dweight == nullptr || it.x->type.dtype != DType::kFloat || it.is_of_volumes()) {
-    return false;
-  }
+  if (it.dweight == nullptr || it.x->type.dtype != DType::kFloat) return false;
   if (!is_channels_last(it.gradient, sizes) || !is_channels_last(it.x, sizes)) return false;
   const Shape& window = *it.weight->type.shape;
   // A window that lies in the padding alone is not worth a case in the kernels.
-  for (size_t dim = 0; dim < 2; ++dim) {
+  for (size_t dim = 0; dim < it.pads.size(); ++dim) {
     if (it.pads[dim].constant() >= window[2 + dim].constant()) return false;
   }
   return true;
@@ -63,8 +61,8 @@ bool can_compute(const Convolution& it, const KnownSizes& sizes) {
 std::optional<Found> find_depthwise(const Convolution& it) {
   const Shape& window = *it.weight->type.shape;
   const Dim& channels = (*it.x->type.shape)[1];
-  if (it.is_transposed || !(it.groups == channels) || !(window[0] == channels) ||
-      !(window[1] == Dim(1)) || it.dweight->type.strides) {
+  if (it.is_transposed || it.is_of_volumes() || !(it.groups == channels) ||
+      !(window[0] == channels) || !(window[1] == Dim(1)) || it.dweight->type.strides) {
     return std::nullopt;
   }
   // oneDNN is slow for wide windows of its own kind alone.
@@ -77,7 +75,7 @@ std::optional<Found> find_depthwise(const Convolution& it) {
 // a whole block of channels, into memory for as many channels as there are
 // (github.com/uxlfoundation/oneDNN/issues/6035).
 bool is_beyond_library(const Convolution& it) {
-  const bool has_strides = !(it.strides == Shape{Dim(1), Dim(1)});
+  const bool has_strides = !(it.strides == Shape(it.strides.size(), Dim(1)));
   return has_strides && it.has_windows_of(1) && it.groups == Dim(1) &&
          (*it.weight->type.shape)[1].constant() < kLeastChannels;
 }

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.cpu.regions import assert_near
 
@@ -14,6 +14,18 @@ from tests.cpu.regions import assert_near
 def result_size(size: int, window: int, stride: int, pad: int, dilation: int) -> int:
     """Return the pixels that a convolution makes of `size` pixels, by the formula of nn.Conv2d."""
     return (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1
+
+
+def last(x: Tensor) -> Tensor:
+    """Return an image, or a volume, with its channels last."""
+    return x.contiguous(
+        memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    )
+
+
+def last_strides(sizes: Sequence[int]) -> str:
+    """Return the strides of such an image, as a graph's text has them."""
+    return "[" + ", ".join(map(str, last(torch.empty(sizes, device="meta")).stride())) + "]"
 
 
 def compare_gradients(model: nn.Module, exact: nn.Module, atol: float) -> None:

@@ -12,13 +12,18 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import torch_ort
-from tests.cpu.gradients import compare_at_sizes, compare_gradients, result_size
+from tests.cpu.gradients import (
+    compare_at_sizes,
+    compare_gradients,
+    last,
+    last_strides,
+    result_size,
+)
 from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
 from torch_ort import _C
 
-LAST = torch.channels_last
-
-# Batch, channels, height, width; rows of the weight, groups; window, stride, padding, dilation.
+# Batch, channels, [depth,] height, width; rows of the weight, groups; window, stride, padding,
+# dilation.
 CASES = {
     "3x3": ((2, 16, 12, 11), (24, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
     "more places, rows and columns than a block has":
@@ -34,6 +39,10 @@ CASES = {
     "taps that no pixel is under": ((2, 8, 2, 3), (8, 1), (5, 5), (1, 1), (2, 2), (1, 1)),
     "one image of one channel": ((1, 1, 6, 6), (1, 1), (2, 2), (1, 1), (0, 0), (1, 1)),
     "no images": ((0, 8, 6, 6), (4, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
+    "volumes": ((2, 16, 5, 8, 7), (24, 1), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
+    "strides of volumes": ((2, 20, 6, 9, 10), (13, 1), (3, 2, 3), (2, 3, 2), (1, 0, 2), (1, 1, 2)),
+    "groups of volumes": ((1, 12, 7, 6, 5), (9, 3), (2, 3, 3), (1, 2, 1), (0, 2, 1), (3, 1, 1)),
+    "one plane": ((3, 17, 1, 6, 7), (5, 1), (3, 1, 3), (1, 1, 1), (1, 0, 1), (1, 1, 1)),
     "no rows": ((2, 8, 6, 6), (0, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
 }  # fmt: skip
 PARTS = ["3x3", "more places, rows and columns than a block has", "groups", "all of both"]
@@ -44,7 +53,7 @@ def numbers(case: tuple, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Te
     (batch, channels, *image), (rows, _), *rest = case
     result = [result_size(*each) for each in zip(image, *rest, strict=True)]
     shapes = (batch, rows, *result), (batch, channels, *image)
-    dy, x = (torch.randn(shape, dtype=dtype).contiguous(memory_format=LAST) for shape in shapes)
+    dy, x = (last(torch.randn(shape, dtype=dtype)) for shape in shapes)
     return dy, x
 
 
@@ -57,13 +66,12 @@ def kernel(case: tuple, dy: Tensor, x: Tensor, isa: str = "", **attrs) -> Tensor
     )
     channels = x.shape[1] // groups
     sizes = (rows, channels, *window)
-    area = window[0] * window[1]
     graph = read(
         {"dy": type_text(dy.dtype, dy.shape), "x": type_text(x.dtype, x.shape)},
         [f"dw = torch_ort.ConvolutionWeightGrad <{text}> (dy, x)"],
         ["dw"],
         types={"dw": type_text(dy.dtype, sizes)},
-        strides={"dw": f"[{channels * area}, 1, {channels * window[1]}, {channels}]"},
+        strides={"dw": last_strides(sizes)},
     )
     (got,) = run(graph, {"dy": dy, "x": x}, isa)
     return got
@@ -74,7 +82,7 @@ def eager(case: tuple, dy: Tensor, x: Tensor) -> Tensor:
     weight = torch.zeros(rows, x.shape[1] // groups, *window, dtype=torch.float64)
     _, dw, _ = torch.ops.aten.convolution_backward(
         dy.double(), x.double(), weight, None, list(stride), list(padding), list(dilation), False,
-        [0, 0], groups, [False, True, False],
+        [0 for _ in stride], groups, [False, True, False],
     )  # fmt: skip
     return dw
 
@@ -99,19 +107,20 @@ def test_against_eager(name: str, dtype: torch.dtype, isa: str) -> None:
     check(CASES[name], dtype, isa)
 
 
-pairs = st.tuples(st.integers(1, 3), st.integers(1, 3))
+# Of one dim: pixels, window, stride, padding and dilation.
+DIM = st.tuples(
+    st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(1, 3)
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    batch=st.integers(1, 3), image=st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    channels=st.integers(1, 20), rows=st.integers(1, 14), groups=st.integers(1, 3),
-    window=st.tuples(st.integers(1, 4), st.integers(1, 4)), stride=pairs, dilation=pairs,
-    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)), isa=st.sampled_from(ISAS),
+    batch=st.integers(1, 3), channels=st.integers(1, 20), rows=st.integers(1, 14),
+    groups=st.integers(1, 3), dims=st.lists(DIM, min_size=2, max_size=3),
+    isa=st.sampled_from(ISAS),
 )  # fmt: skip
-def test_any_sizes(
-    batch, image, channels, rows, groups, window, stride, dilation, padding, isa
-) -> None:
+def test_any_sizes(batch, channels, rows, groups, dims, isa) -> None:
+    image, window, stride, padding, dilation = zip(*dims, strict=True)
     assume(all(pad < size for pad, size in zip(padding, window, strict=True)))
     case = ((batch, channels * groups, *image), (rows * groups, groups), window, stride, padding,
             dilation)  # fmt: skip
@@ -192,6 +201,16 @@ def network(bias: bool = True, channels: int = 16) -> nn.Module:
     )  # fmt: skip
 
 
+def volumes(bias: bool) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv3d(3, 24, 3, padding=1, bias=bias), nn.LeakyReLU(),
+        nn.Conv3d(24, 32, 3, stride=(1, 2, 2), padding=1, bias=bias), nn.InstanceNorm3d(32),
+        nn.ReLU(), nn.Conv3d(32, 24, 3, padding=1, bias=bias), nn.ReLU(),
+        nn.Conv3d(24, 20, (3, 1, 3), stride=2, bias=bias), nn.ReLU(),
+        nn.Conv3d(20, 4, 1, bias=bias),
+    )  # fmt: skip
+
+
 def num_kernels(model: nn.Module, x: Tensor) -> int:
     report = torch_ort.explain(copy.deepcopy(model), x)
     return report.graphs[0].nodes["torch_ort.ConvolutionWeightGrad"]
@@ -216,6 +235,16 @@ def test_training(bias: bool) -> None:
         for optimizer in (mine, theirs):
             optimizer.step()
             optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.usefixtures("few_registers")
+def test_training_of_volumes(bias: bool) -> None:
+    torch.manual_seed(0)
+    model, x = volumes(bias), torch.randn(2, 3, 6, 10, 9)
+    # The rest are of three channels, of windows of one pixel, and by Winograd's algorithm.
+    assert num_kernels(model, x) == 2
+    compare_at_sizes(model, [x.shape, (1, 3, 7, 8, 12)], 3e-6)
 
 
 @pytest.mark.usefixtures("few_registers")

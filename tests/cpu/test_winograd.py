@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import torch_ort
-from tests.cpu.gradients import compare_at_sizes, compare_gradients
+from tests.cpu.gradients import compare_at_sizes, compare_gradients, last, last_strides
 from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
 from torch_ort import _C
 
@@ -47,14 +47,6 @@ PARTS = [
     "more tiles, channels and rows than blocks have", "sums in parts", "whole tiles",
     "more planes and tiles than a block has", "sums of volumes in parts",
 ]  # fmt: skip
-
-
-def last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=LAST if x.dim() == 4 else torch.channels_last_3d)
-
-
-def last_strides(sizes: tuple[int, ...]) -> str:
-    return "[" + ", ".join(map(str, last(torch.empty(sizes, device="meta")).stride())) + "]"
 
 
 def result_sizes(sizes: Sequence[int], padding: Sequence[int]) -> list[int]:
