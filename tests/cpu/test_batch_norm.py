@@ -158,10 +158,20 @@ def test_nothing_is_left_to_pytorch(layout):
     assert not any("batch_norm" in name for name in kinds(Layer(make_norm(4, 3)), x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 4, 4, 2), (1, 17, 3, 5, 6), (5, 8, 2, 9, 7)], ids=str)
+def test_volumes_with_channels_last(shape, dtype):
+    layout = torch.channels_last_3d
+    model = Layer(make_norm(5, shape[1])).to(dtype)
+    check(model, shape, layout=layout)
+    x = torch.randn(shape, dtype=dtype).to(memory_format=layout).requires_grad_()
+    assert not any("batch_norm" in name for name in kinds(model, x))
+
+
 @pytest.mark.parametrize(
     "x",
-    [torch.randn(8, 3, 1), torch.randn(2, 3, 4, 4, 2).to(memory_format=torch.channels_last_3d)],
-    ids=["one number a channel", "volumes with channels last"],
+    [torch.randn(8, 3, 1), torch.randn(2, 3, 4, 5).transpose(2, 3)],
+    ids=["one number a channel", "pixels in another order"],
 )
 def test_what_stays_with_pytorch(x):
     model = Layer(make_norm(x.dim(), 3))
