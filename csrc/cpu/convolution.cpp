@@ -23,14 +23,13 @@ void read_dims(const ir::Node& node, const char* name, int64_t least, size_t dim
   }
 }
 
-// Of images, planes, rows and columns of pixels.
+}  // namespace
+
 std::array<int64_t, 4> pixel_strides(const region::Layout& layout) {
   const std::vector<int64_t>& from = layout.strides;
   if (from.size() > 4) return {from[0], from[2], from[3], from[4]};
   return {from[0], 0, from[2], from[3]};
 }
-
-}  // namespace
 
 bool is_side_by_side(const region::Layout& layout) {
   return layout.sizes[1] <= 1 || layout.strides[1] == 1;

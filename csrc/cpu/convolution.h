@@ -30,6 +30,9 @@ struct Convolution {
   std::string text(const std::array<int64_t, 3>& sizes) const;
 };
 
+// The strides of images, planes, rows and columns of pixels: of all dims but the channels. Where a
+// tensor has no planes, that of planes is 0.
+std::array<int64_t, 4> pixel_strides(const region::Layout& layout);
 // Whether the channels of an image lie side by side.
 bool is_side_by_side(const region::Layout& layout);
 

@@ -80,9 +80,8 @@ std::vector<int64_t> result_sizes(const region::Layout& image, int64_t channels,
 
 // The strides of a weight: of rows, channels and the depths, rows and columns of a window.
 std::array<int64_t, 5> strides_of(const region::Layout& weight) {
-  const std::vector<int64_t>& from = weight.strides;
-  if (from.size() > 4) return {from[0], from[1], from[2], from[3], from[4]};
-  return {from[0], from[1], 0, from[2], from[3]};
+  const auto [row, depth, down, right] = pixel_strides(weight);
+  return {row, weight.strides[1], depth, down, right};
 }
 
 template <typename P, size_t kNumRows>
@@ -411,6 +410,7 @@ class WinogradWeightGrad final : public Kernel {
                 "WinogradWeightGrad: want neither strides, dilation nor groups");
     }
     strides_ = strides_of(weight);
+    by_definition_ = make_by_definition(bound);
     const int64_t numbers = std::max<int64_t>(1, tiles_.taps * rows_ * channels_);
     const int64_t most =
         std::min({kMostParts, kSums / numbers, tiles_.count() / kPartTiles, tiles_.num_units()});
@@ -428,7 +428,7 @@ class WinogradWeightGrad final : public Kernel {
                             static_cast<T*>(outputs[0])};
     const int64_t tiles = tiles_.count();
     if (rows_ == 0 || channels_ == 0) return;
-    if (tiles == 0) return run_by_definition(operands);
+    if (tiles == 0) return run_by_definition(inputs, outputs);
     const int64_t work = kPlaces * tiles_.taps * tiles * rows_ * channels_;
     const int64_t wanted = std::clamp<int64_t>(work / kWorkPerThread, 1, num_threads());
     const Grid grid(rows_, channels_, ceil_div(wanted, parts_), rows_, kernels_.product_rows,
@@ -451,54 +451,40 @@ class WinogradWeightGrad final : public Kernel {
         }
       });
     }
-    if (!is_finite) run_by_definition(operands);
+    if (!is_finite) run_by_definition(inputs, outputs);
   }
 
  private:
-  // The number of the taps of a window.
-  int64_t num_taps() const { return 9 * tiles_.taps; }
-
   struct Operands {
     const T *gradient, *image;
     T* weight;
   };
 
-  // Sums over all places of the result for each tap, of one row of the weight after the other.
-  void run_by_definition(const Operands& operands) const {
-    const int64_t grain = ceil_div(rows_, num_threads());
-    parallel_for(0, rows_, grain, [&](int64_t begin, int64_t end) {
-      T* const sums = thread_memory<T, Use::kConverted>(num_taps() * channels_);
-      for (int64_t row = begin; row < end; ++row) {
-        std::fill_n(sums, num_taps() * channels_, T(0));
-        add_places(operands, row, sums);
-        for (int64_t depth = 0; depth < tiles_.taps; ++depth) {
-          put_row(operands.weight + row * strides_[0] + depth * strides_[2],
-                  sums + 9 * depth * channels_, channels_);
-        }
-      }
-    });
+  // The kernel of the definition, whose result is channels-last.
+  static std::unique_ptr<const Kernel> make_by_definition(const BoundNode& bound) {
+    std::vector<Layout> outputs = bound.outputs;
+    Layout& weight = outputs.at(0);
+    int64_t stride = weight.sizes[1];
+    weight.strides[1] = 1;
+    for (size_t dim = weight.sizes.size() - 1; dim > 1; --dim) {
+      weight.strides[dim] = stride;
+      stride *= weight.sizes[dim];
+    }
+    weight.strides[0] = stride;
+    return make_convolution_weight_grad({bound.node, bound.inputs, outputs, bound.options});
   }
 
-  void add_places(const Operands& operands, int64_t row, T* sums) const {
-    const T zero = 0;
-    tiles_.for_each_tile([&](const Pixel& tile) {
-      std::array<const T*, 4> gradients;
-      gradient_.template find<2, const T>(gradients.data(), operands.gradient + row, &zero, tile);
-      for (int64_t i = 0; i < 4; ++i) {
-        if (gradients[i] == &zero) continue;
-        for (int64_t depth = 0; depth < tiles_.taps; ++depth) {
-          const Pixel at =
-              tiles_.in_image({tile.n, tile.z + depth, tile.y + i / 2, tile.x + i % 2});
-          std::array<const T*, 9> pixels;
-          image_.template find<3, const T>(pixels.data(), operands.image, &zero, at);
-          for (int64_t tap = 0; tap < 9; ++tap) {
-            if (pixels[tap] == &zero) continue;
-            T* const to = sums + (9 * depth + tap) * channels_;
-            for (int64_t j = 0; j < channels_; ++j) to[j] += *gradients[i] * pixels[tap][j];
-          }
-        }
+  void run_by_definition(const void* const* inputs, void* const* outputs) const {
+    const int64_t plane = 9 * channels_;  // the numbers of a row for one depth of the windows
+    T* const found = thread_memory<T, Use::kConverted>(rows_ * tiles_.taps * plane);
+    void* const result = found;
+    by_definition_->run(inputs, &result);
+    for (int64_t row = 0; row < rows_; ++row) {
+      for (int64_t depth = 0; depth < tiles_.taps; ++depth) {
+        put_row(static_cast<T*>(outputs[0]) + row * strides_[0] + depth * strides_[2],
+                found + (row * tiles_.taps + depth) * plane, channels_);
       }
-    });
+    }
   }
 
   // Puts `n` channels of the gradient in their places, given side by side for each tap of a plane.
@@ -639,6 +625,7 @@ class WinogradWeightGrad final : public Kernel {
   }
 
   const Kernels<T>& kernels_;
+  std::unique_ptr<const Kernel> by_definition_;
   const Pixels<T> gradient_, image_;
   const Tiles tiles_;
   int64_t rows_ = 0, channels_ = 0;
@@ -646,10 +633,11 @@ class WinogradWeightGrad final : public Kernel {
   int64_t parts_ = 1;                 // of the tiles; depends on sizes alone
 };
 
-// Throws InternalError unless all tensors have the dims of images, or all those of volumes.
-void check_ranks(const BoundNode& bound, std::initializer_list<const region::Layout*> tensors) {
-  const size_t rank = (*tensors.begin())->sizes.size();
-  for (const region::Layout* tensor : tensors) {
+// Throws InternalError unless image, weight and result have the dims of images, or those of
+// volumes.
+void check_ranks(const BoundNode& bound) {
+  const size_t rank = bound.inputs.at(0).sizes.size();
+  for (const region::Layout* tensor : {&bound.inputs.at(1), &bound.outputs.at(0)}) {
     ORT_CHECK((rank == 4 || rank == 5) && tensor->sizes.size() == rank, bound.node.op.name,
               ": want images and a weight of 4 dims, or of 5");
   }
@@ -658,12 +646,12 @@ void check_ranks(const BoundNode& bound, std::initializer_list<const region::Lay
 }  // namespace
 
 std::unique_ptr<const Kernel> make_winograd_convolution(const BoundNode& bound) {
-  check_ranks(bound, {&bound.inputs.at(0), &bound.inputs.at(1), &bound.outputs.at(0)});
+  check_ranks(bound);
   return make_of_dtype<WinogradConvolution>(bound);
 }
 
 std::unique_ptr<const Kernel> make_winograd_weight_grad(const BoundNode& bound) {
-  check_ranks(bound, {&bound.inputs.at(0), &bound.inputs.at(1), &bound.outputs.at(0)});
+  check_ranks(bound);
   return make_of_dtype<WinogradWeightGrad>(bound);
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "base/rounding.h"
+#include "cpu/convolution.h"
 #include "cpu/grid.h"
-#include "cpu/program.h"
 
 #include <algorithm>
 #include <array>
@@ -26,8 +26,7 @@ struct Pixels {
     depth = is_volume ? layout.sizes[2] : 1;
     height = layout.sizes[first];
     width = layout.sizes[first + 1];
-    strides = {layout.strides[0], is_volume ? layout.strides[2] : 0, layout.strides[first],
-               layout.strides[first + 1]};
+    strides = pixel_strides(layout);
   }
 
   // The square of pixels of a plane from a place on.
@@ -107,15 +106,6 @@ struct Tiles {
         body(plane * block.count + i,
              Pixel{block.n + row / down, block.z + plane, row % down * 2, tile % right * 2});
       }
-    }
-  }
-
-  // Calls body(place) for all tiles of all planes.
-  template <typename F>
-  void for_each_tile(const F& body) const {
-    for (int64_t unit = 0; unit < num_units(); ++unit) {
-      const TileBlock one = block(unit, 1);
-      for_each(one, one.planes, [&](int64_t /*i*/, const Pixel& at) { body(at); });
     }
   }
 
