@@ -11,6 +11,7 @@ constexpr region::KernelRow kKernels[] = {
     {"Attention", make_attention},
     {"AttentionGrad", make_attention_grad},
     {"ConvolutionWeightGrad", make_convolution_weight_grad},
+    {"DepthwiseConvolution", make_depthwise_convolution},
     {"DepthwiseWeightGrad", make_depthwise_weight_grad},
     {"EmbeddingGrad", make_embedding_grad},
     {"EmbeddingGrads", make_embedding_grads},

@@ -35,10 +35,11 @@ bool is_side_by_side(const region::Layout& layout) {
   return layout.sizes[1] <= 1 || layout.strides[1] == 1;
 }
 
-Convolution::Convolution(const BoundNode& bound) {
-  const ir::Node& node = bound.node;
-  const region::Layout &of_result = bound.inputs.at(0), &of_image = bound.inputs.at(1);
-  const region::Layout& weight = bound.outputs.at(0);
+Convolution::Convolution(const BoundNode& bound)
+    : Convolution(bound.node, bound.inputs.at(0), bound.inputs.at(1), bound.outputs.at(0)) {}
+
+Convolution::Convolution(const ir::Node& node, const region::Layout& of_result,
+                         const region::Layout& of_image, const region::Layout& weight) {
   const size_t rank = of_image.sizes.size(), dims = rank - 2;
   ORT_CHECK(
       (rank == 4 || rank == 5) && of_result.sizes.size() == rank && weight.sizes.size() == rank,
@@ -57,9 +58,12 @@ Convolution::Convolution(const BoundNode& bound) {
     window[dim] = weight.sizes[at];
     result[dim] = of_result.sizes[at];
     const int64_t reach = dilation[dim] * (window[dim] - 1) + 1;
-    ORT_CHECK(window[dim] <= kMostOfDim && pad[dim] <= reach, node.op.name, ": pads: got ",
-              pad[dim], ", want at most the ", reach, " pixels that a window reaches over");
-    want.push_back((image[dim] + 2 * pad[dim] - reach) / stride[dim] + 1);
+    ORT_CHECK(window[dim] >= 1 && window[dim] <= kMostOfDim, node.op.name, ": windows: got ",
+              window[dim], " taps, want 1 to ", kMostOfDim);
+    ORT_CHECK(pad[dim] <= reach, node.op.name, ": pads: got ", pad[dim], ", want at most the ",
+              reach, " pixels that a window reaches over");
+    const int64_t room = image[dim] + 2 * pad[dim] - reach;
+    want.push_back(room < 0 ? 0 : room / stride[dim] + 1);
   }
   ORT_CHECK(of_result.sizes == want && of_result.dtype == weight.dtype &&
                 of_image.dtype == weight.dtype && is_side_by_side(of_result) &&

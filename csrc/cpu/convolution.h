@@ -1,5 +1,5 @@
-// A convolution of images whose channels lie side by side, as kernels of its gradients see it;
-// internal to cpu/.
+// A convolution of images whose channels lie side by side, as its kernels and those of its
+// gradients see it; internal to cpu/.
 #pragma once
 
 #include "base/error.h"
@@ -17,6 +17,9 @@ struct Convolution {
   // weight, and its attributes say `strides`, `pads` and `dilations`. Throws InternalError on
   // operands that do not fit together, or whose channels are apart.
   explicit Convolution(const BoundNode& bound);
+  // The same of a node with those attributes and any order of operands.
+  Convolution(const ir::Node& node, const region::Layout& of_result, const region::Layout& of_image,
+              const region::Layout& weight);
 
   bool is_volume = false;
   int64_t batch = 0, channels = 0, rows = 0;

@@ -1,24 +1,289 @@
-// The gradient of the weight, and of the bias, of a convolution of each channel by itself.
+// Convolutions of each channel by itself, their gradients towards the image, and those towards the
+// weight and the bias.
 //
-// Channels lie side by side, and a thread has some of them. It copies each row of the image with
-// zeros at both ends, so that no tap is outside, and adds what the row gives to all taps that read
-// it, which stay in registers along the row. Sums are in one order for any number of threads: over
-// the rows of an image, then over a part of the images, then over these parts.
+// Channels lie side by side, and a thread has some of them. Results of a few neighbouring places
+// are summed in registers, over all taps, of which those outside of the image are left out. For the
+// gradient towards the image, places that are as far apart as the strides say are summed together,
+// for the same taps reach all of them.
+//
+// Towards the weight, it adds what a row gives to all taps that read it, which stay in registers
+// along the row. Sums are in one order for any number of threads: over the rows of an image, then
+// over a part of the images, then over these parts.
 #include "base/error.h"
+#include "base/rounding.h"
 #include "cpu/convolution.h"
 #include "cpu/parallel.h"
 #include "cpu/program.h"
 #include "cpu/thread_memory.h"
 
 #include <algorithm>
+#include <cmath>
+#include <vector>
 
 namespace torch_ort::cpu {
 
 namespace {
 
 constexpr int64_t kWorkPerThread = 1 << 16;  // in multiplications
+// Threads divide images, groups of blocks of channels, and parts of rows. Of each pixel as many
+// cache lines are read at once as there are blocks in a group.
+constexpr int64_t kUnitsOfThread = 4, kMostBlocks = 8;
 // So many parts are enough for the threads of any processor, and few enough to be added up.
 constexpr int64_t kMostParts = 64;
+
+struct Range {
+  int64_t begin, end;
+};
+
+// Copies some channels of a row, from place to place. Whole blocks have a constant count, which is
+// copied without a call.
+template <typename T>
+void copy_places(const T* from, int64_t from_step, int64_t places, int64_t count, T* to,
+                 int64_t to_step) {
+  for (int64_t p = 0; p < places; ++p, from += from_step, to += to_step) {
+    if (count == kDepthwiseChannels) {
+      std::copy_n(from, kDepthwiseChannels, to);
+    } else {
+      std::copy_n(from, count, to);
+    }
+  }
+}
+
+void check_bias(const BoundNode& bound, const Layout& bias, const Layout& weight) {
+  ORT_CHECK(bias.sizes == std::vector<int64_t>{weight.sizes[0]} && bias.dtype == weight.dtype,
+            bound.node.op.name, ": got a bias of another size than that of ", weight.sizes[0],
+            " channels");
+}
+
+template <typename T>
+class DepthwiseConvolution final : public Kernel {
+ public:
+  explicit DepthwiseConvolution(const BoundNode& bound)
+      : kernels_(kernels<T>(isa_of(bound))),
+        is_transposed_(ir::int_attr(bound.node.attrs, "transposed", 0) != 0),
+        has_bias_(bound.inputs.size() > 2),
+        it_(bound.node, is_transposed_ ? bound.inputs.at(0) : bound.outputs.at(0),
+            is_transposed_ ? bound.outputs.at(0) : bound.inputs.at(0), bound.inputs.at(1)) {
+    const Layout& weight = bound.inputs[1];
+    ORT_CHECK(!it_.is_volume && it_.rows == it_.channels && weight.sizes[1] == 1,
+              "DepthwiseConvolution: the operands do not fit together");
+    weight_strides_ = {weight.strides[0], weight.strides[2], weight.strides[3]};
+    if (has_bias_) {
+      check_bias(bound, bound.inputs[2], weight);
+      bias_step_ = bound.inputs[2].strides[0];
+    }
+    blocks_ = ceil_div(it_.channels, kDepthwiseChannels);
+    const std::array<int64_t, 3>& to = is_transposed_ ? it_.image : it_.result;
+    const std::array<int64_t, 3>& from = is_transposed_ ? it_.result : it_.image;
+    to_ = {to[1], to[2], is_transposed_ ? it_.image_strides : it_.gradient_strides};
+    from_ = {from[1], from[2], is_transposed_ ? it_.gradient_strides : it_.image_strides};
+    const int64_t phases = is_transposed_ ? std::min(it_.stride[2], to_.columns) : 1;
+    for (int64_t first = 0; first < phases; ++first) phases_.push_back(find_phase(first));
+  }
+
+  std::string str() const override {
+    return concat("depthwise convolution, ", is_transposed_ ? "transposed, " : "", it_.batch,
+                  " images of ", it_.channels, " x ", from_.rows, " x ", from_.columns, ", ",
+                  it_.window[1], " x ", it_.window[2], " taps\n");
+  }
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    if (it_.batch == 0 || blocks_ == 0 || to_.rows == 0 || to_.columns == 0) return;
+    // The results do not depend on how they are divided.
+    const int64_t wanted = ceil_div(kUnitsOfThread * num_threads(), it_.batch);
+    const int64_t groups = std::clamp(wanted, ceil_div(blocks_, kMostBlocks), blocks_);
+    const int64_t parts = std::clamp<int64_t>(wanted / groups, 1, to_.rows);
+    const int64_t units = it_.batch * groups * parts;
+    const auto* image = static_cast<const T*>(inputs[0]);
+    const T* const packed = pack(static_cast<const T*>(inputs[1]),
+                                 has_bias_ ? static_cast<const T*>(inputs[2]) : nullptr);
+    auto* result = static_cast<T*>(outputs[0]);
+    const int64_t work =
+        ceil_div(it_.batch * to_.rows * to_.columns * it_.num_taps() * it_.channels, units);
+    parallel_for(0, units, std::max<int64_t>(1, kWorkPerThread / work),
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t at = begin; at < end; ++at) {
+                     const int64_t part = at % parts, group = at / parts % groups;
+                     convolve(image, packed, result, at / parts / groups,
+                              {blocks_ * group / groups, blocks_ * (group + 1) / groups},
+                              {to_.rows * part / parts, to_.rows * (part + 1) / parts});
+                   }
+                 });
+  }
+
+ private:
+  struct Side {
+    int64_t rows, columns;
+    std::array<int64_t, 4> strides;
+  };
+
+  // A column of taps, which place p of a phase reads at column p * step() + begin of the image.
+  struct Column {
+    int64_t tap, begin;
+  };
+
+  // The columns of the result from `first` on, as far apart as the strides of a transposed
+  // convolution say, so that the same taps reach all of them; of another convolution all columns.
+  struct Phase {
+    int64_t first = 0, places = 0;
+    std::vector<Column> columns;  // from the first to the last that is read
+    Range inner = {0, 0};         // places of which no tap is outside
+    bool has_windows = false;     // the columns that are read lie side by side
+  };
+
+  int64_t step() const { return is_transposed_ ? 1 : it_.stride[2]; }
+  int64_t apart() const { return is_transposed_ ? it_.stride[2] : 1; }
+
+  Phase find_phase(int64_t first) const {
+    Phase phase{.first = first, .places = ceil_div(to_.columns - first, apart())};
+    phase.inner = {0, phase.places};
+    for (int64_t tap = 0; tap < it_.window[2]; ++tap) {
+      const int64_t reach = tap * it_.dilation[2];
+      int64_t begin = reach - it_.pad[2];
+      if (is_transposed_) {
+        const int64_t above = first + it_.pad[2] - reach;
+        if (above % apart() != 0) continue;
+        begin = above / apart();
+      }
+      phase.columns.push_back({tap, begin});
+      phase.inner.begin =
+          std::max(phase.inner.begin, ceil_div(std::max<int64_t>(-begin, 0), step()));
+      phase.inner.end =
+          std::min(phase.inner.end, ceil_div(std::max<int64_t>(from_.columns - begin, 0), step()));
+    }
+    if (phase.inner.begin >= phase.inner.end) phase.inner = {phase.places, phase.places};
+    if (is_transposed_) std::reverse(phase.columns.begin(), phase.columns.end());
+    const auto num_columns = static_cast<int64_t>(phase.columns.size());
+    phase.has_windows = has_depthwise_windows(num_columns, step()) &&
+                        phase.columns.back().begin == phase.columns.front().begin + num_columns - 1;
+    return phase;
+  }
+
+  // Taps, then the bias.
+  int64_t size_of_block() const { return (it_.num_taps() + 1) * kDepthwiseChannels; }
+
+  // The taps of each block of channels, and zeros for channels that do not exist.
+  const T* pack(const T* weight, const T* bias) const {
+    T* const packed = thread_memory<T, Use::kWeight>(blocks_ * size_of_block());
+    std::fill_n(packed, blocks_ * size_of_block(), T(0));
+    for (int64_t channel = 0; channel < it_.channels; ++channel) {
+      const T* from = weight + channel * weight_strides_[0];
+      T* to =
+          packed + channel / kDepthwiseChannels * size_of_block() + channel % kDepthwiseChannels;
+      for (int64_t row = 0; row < it_.window[1]; ++row) {
+        for (int64_t column = 0; column < it_.window[2]; ++column, to += kDepthwiseChannels) {
+          *to = from[row * weight_strides_[1] + column * weight_strides_[2]];
+        }
+      }
+      if (bias != nullptr) *to = bias[channel * bias_step_];
+    }
+    return packed;
+  }
+
+  // The row of the image that a row of taps reads for one of the result; -1 if it is outside.
+  int64_t source_of(int64_t y, int64_t tap) const {
+    const int64_t reach = tap * it_.dilation[1];
+    if (!is_transposed_) {
+      const int64_t source = y * it_.stride[1] - it_.pad[1] + reach;
+      return source >= 0 && source < from_.rows ? source : -1;
+    }
+    const int64_t above = y + it_.pad[1] - reach;
+    if (above < 0 || above % it_.stride[1] != 0) return -1;
+    const int64_t source = above / it_.stride[1];
+    return source < from_.rows ? source : -1;
+  }
+
+  // Computes rows of the result of one image, for some blocks of channels.
+  void convolve(const T* image, const T* packed, T* result, int64_t n, Range blocks,
+                Range to_rows) const {
+    const int64_t first = blocks.begin * kDepthwiseChannels;
+    const int64_t channels = std::min(blocks.end * kDepthwiseChannels, it_.channels) - first;
+    packed += blocks.begin * size_of_block();
+    image += n * from_.strides[0] + first;
+    result += n * to_.strides[0] + first;
+    std::vector<DepthwiseTap<T>> rows, taps;
+    for (int64_t y = to_rows.begin; y < to_rows.end; ++y) {
+      rows.clear();
+      for (int64_t tap = 0; tap < it_.window[1]; ++tap) {
+        const int64_t row = source_of(y, tap);
+        if (row < 0) continue;
+        rows.push_back(
+            {image + row * from_.strides[2], packed + tap * it_.window[2] * kDepthwiseChannels});
+      }
+      for (const Phase& phase : phases_) {
+        T* const to = result + y * to_.strides[2] + phase.first * to_.strides[3];
+        if (phase.has_windows) {
+          compute_windows(phase, rows, taps, packed, to, channels);
+        } else {
+          compute_places(phase, rows, taps, packed, to, channels);
+        }
+      }
+    }
+  }
+
+  // Computes a row of a phase. `rows` begin where the image and the taps do, and `taps` is memory.
+  void compute_windows(const Phase& phase, const std::vector<DepthwiseTap<T>>& rows,
+                       std::vector<DepthwiseTap<T>>& taps, const T* packed, T* to,
+                       int64_t channels) const {
+    const std::vector<Column>& columns = phase.columns;
+    taps.clear();
+    for (const DepthwiseTap<T>& row : rows) {
+      taps.push_back({row.image, row.weights + columns[0].tap * kDepthwiseChannels});
+    }
+    const int64_t between = columns.size() > 1 ? columns[1].tap - columns[0].tap : 0;
+    kernels_.depthwise_windows({.result = to,
+                                .result_step = apart() * to_.strides[3],
+                                .places = phase.places,
+                                .channels = channels,
+                                .rows = taps.data(),
+                                .num_rows = static_cast<int64_t>(taps.size()),
+                                .taps = static_cast<int64_t>(columns.size()),
+                                .stride = step(),
+                                .origin = columns[0].begin,
+                                .pixels = from_.columns,
+                                .pixel_step = from_.strides[3],
+                                .tap_step = between * kDepthwiseChannels,
+                                .bias = packed + it_.num_taps() * kDepthwiseChannels,
+                                .block_step = size_of_block()});
+  }
+
+  // The same for columns that are apart. Places of which taps are outside are summed one by one.
+  void compute_places(const Phase& phase, const std::vector<DepthwiseTap<T>>& rows,
+                      std::vector<DepthwiseTap<T>>& taps, const T* packed, T* to,
+                      int64_t channels) const {
+    const auto compute = [&](int64_t begin, int64_t end) {
+      taps.clear();
+      for (const DepthwiseTap<T>& row : rows) {
+        for (const Column& column : phase.columns) {
+          const int64_t at = begin * step() + column.begin;
+          if (at < 0 || at >= from_.columns) continue;
+          taps.push_back(
+              {row.image + at * from_.strides[3], row.weights + column.tap * kDepthwiseChannels});
+        }
+      }
+      kernels_.depthwise_result({.result = to + begin * apart() * to_.strides[3],
+                                 .result_step = apart() * to_.strides[3],
+                                 .places = end - begin,
+                                 .channels = channels,
+                                 .taps = taps.data(),
+                                 .num_taps = static_cast<int64_t>(taps.size()),
+                                 .place_step = step() * from_.strides[3],
+                                 .bias = packed + it_.num_taps() * kDepthwiseChannels,
+                                 .block_step = size_of_block()});
+    };
+    for (int64_t p = 0; p < phase.inner.begin; ++p) compute(p, p + 1);
+    if (phase.inner.begin < phase.inner.end) compute(phase.inner.begin, phase.inner.end);
+    for (int64_t p = phase.inner.end; p < phase.places; ++p) compute(p, p + 1);
+  }
+
+  const Kernels<T>& kernels_;
+  const bool is_transposed_, has_bias_;
+  const Convolution it_;
+  Side from_, to_;
+  std::array<int64_t, 3> weight_strides_{};  // of channels, rows and columns of taps
+  int64_t bias_step_ = 0, blocks_ = 0;
+  std::vector<Phase> phases_;
+};
 
 template <typename T>
 class DepthwiseWeightGrad final : public Kernel {
@@ -30,11 +295,8 @@ class DepthwiseWeightGrad final : public Kernel {
     ORT_CHECK(
         !it_.is_volume && it_.rows == it_.channels && weight.sizes[1] == 1 && lies_by_rows(weight),
         "DepthwiseWeightGrad: the operands do not fit together");
-    ORT_CHECK(!has_bias_ || (bound.outputs[1].sizes == std::vector<int64_t>{it_.channels} &&
-                             bound.outputs[1].dtype == weight.dtype),
-              "DepthwiseWeightGrad: got a bias of another size than that of ", it_.channels,
-              " channels");
-    blocks_ = (it_.channels + kDepthwiseChannels - 1) / kDepthwiseChannels;
+    if (has_bias_) check_bias(bound, bound.outputs[1], weight);
+    blocks_ = ceil_div(it_.channels, kDepthwiseChannels);
     parts_ = std::max<int64_t>(1, std::min(it_.batch, kMostParts / std::max<int64_t>(1, blocks_)));
   }
 
@@ -49,15 +311,22 @@ class DepthwiseWeightGrad final : public Kernel {
     const auto* image = static_cast<const T*>(inputs[1]);
     // The sums of each part, for all channels: taps, then the bias.
     T* const all = thread_memory<T, Use::kSums>(parts_ * blocks_ * sums_of_block());
-    const int64_t work =
-        std::max<int64_t>(1, (it_.batch + parts_ - 1) / parts_ * it_.result[1] * it_.result[2] *
-                                 it_.num_taps() * kDepthwiseChannels);
-    parallel_for(0, parts_ * blocks_, std::max<int64_t>(1, kWorkPerThread / work),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t at = begin; at < end; ++at) {
-                     sum(gradient, image, at / parts_, at % parts_, all + at * sums_of_block());
-                   }
-                 });
+    // The sums do not depend on how blocks are divided.
+    const int64_t groups = blocks_ == 0
+                               ? 0
+                               : std::clamp(ceil_div(kUnitsOfThread * num_threads(), parts_),
+                                            ceil_div(blocks_, kMostBlocks), blocks_);
+    const int64_t units = parts_ * groups;
+    const int64_t work = it_.batch * it_.result[1] * it_.result[2] * it_.num_taps() * it_.channels /
+                         std::max<int64_t>(units, 1);
+    parallel_for(
+        0, units, kWorkPerThread / std::max<int64_t>(work, 1) + 1, [&](int64_t begin, int64_t end) {
+          for (int64_t at = begin; at < end; ++at) {
+            const int64_t group = at / parts_;
+            sum(gradient, image, {blocks_ * group / groups, blocks_ * (group + 1) / groups},
+                at % parts_, all);
+          }
+        });
     auto* weight = static_cast<T*>(outputs[0]);
     auto* bias = has_bias_ ? static_cast<T*>(outputs[1]) : nullptr;
     for (int64_t channel = 0; channel < it_.channels; ++channel) {
@@ -69,6 +338,7 @@ class DepthwiseWeightGrad final : public Kernel {
           total += sums[part * sums_of_block() + tap * kDepthwiseChannels];
         }
         if (tap < it_.num_taps()) {
+          if (!std::isfinite(total)) total = sum_of_tap(gradient, image, channel, tap);
           weight[channel * it_.num_taps() + tap] = total;
         } else if (bias != nullptr) {
           bias[channel] = total;
@@ -80,44 +350,87 @@ class DepthwiseWeightGrad final : public Kernel {
  private:
   int64_t sums_of_block() const { return (it_.num_taps() + 1) * kDepthwiseChannels; }
 
-  // Sums a part of the images, for a block of channels.
-  void sum(const T* gradient, const T* image, int64_t block, int64_t part, T* totals) const {
-    const int64_t first = block * kDepthwiseChannels;
-    const int64_t count = std::min(kDepthwiseChannels, it_.channels - first);
+  // Computes a tap by the definition. A gradient that is not finite makes it NaN otherwise, times a
+  // zero beside the image.
+  T sum_of_tap(const T* gradient, const T* image, int64_t channel, int64_t tap) const {
+    const int64_t down = tap / it_.window[2] * it_.dilation[1] - it_.pad[1],
+                  right = tap % it_.window[2] * it_.dilation[2] - it_.pad[2];
+    T sum = 0;
+    for (int64_t n = 0; n < it_.batch; ++n) {
+      for (int64_t y = 0; y < it_.result[1]; ++y) {
+        const int64_t row = y * it_.stride[1] + down;
+        for (int64_t x = 0; row >= 0 && row < it_.image[1] && x < it_.result[2]; ++x) {
+          const int64_t column = x * it_.stride[2] + right;
+          if (column < 0 || column >= it_.image[2]) continue;
+          sum += gradient[n * it_.gradient_strides[0] + y * it_.gradient_strides[2] +
+                          x * it_.gradient_strides[3] + channel] *
+                 image[n * it_.image_strides[0] + row * it_.image_strides[2] +
+                       column * it_.image_strides[3] + channel];
+        }
+      }
+    }
+    return sum;
+  }
+
+  // Sums a part of the images, for some blocks of channels.
+  void sum(const T* gradient, const T* image, Range blocks, int64_t part, T* all) const {
+    const int64_t num_blocks = blocks.end - blocks.begin;
+    const int64_t first = blocks.begin * kDepthwiseChannels;
+    const int64_t count = std::min(blocks.end * kDepthwiseChannels, it_.channels) - first;
+    const int64_t step = (num_blocks | 1) * kDepthwiseChannels;
     const int64_t width = it_.image[2] + 2 * it_.pad[2];
     T* const memory = thread_memory<T, Use::kImageRow>(
-        (width + it_.result[2] + 1) * kDepthwiseChannels + sums_of_block());
-    T *row = memory, *places = row + width * kDepthwiseChannels,
+        width * step + (it_.result[2] + 1) * kDepthwiseChannels + num_blocks * sums_of_block());
+    T *row = memory, *places = row + width * step,
       *sums = places + (it_.result[2] + 1) * kDepthwiseChannels;
-    std::fill_n(row, width * kDepthwiseChannels, T(0));
+    std::fill_n(row, width * step, T(0));
     std::fill_n(places, it_.result[2] * kDepthwiseChannels, T(0));
     T* const one = places + it_.result[2] * kDepthwiseChannels;
     std::fill_n(one, kDepthwiseChannels, T(1));
-    std::fill_n(totals, sums_of_block(), T(0));
+    const auto totals = [&](int64_t block) {
+      return all + ((blocks.begin + block) * parts_ + part) * sums_of_block();
+    };
+    for (int64_t block = 0; block < num_blocks; ++block) {
+      std::fill_n(totals(block), sums_of_block(), T(0));
+    }
+    // Adds a row of the gradient to taps of all blocks.
+    const auto add_blocks = [&](const T* of_gradient, int64_t tap, DepthwiseRow<T> from,
+                                int64_t block_step) {
+      for (int64_t block = 0; block < num_blocks; ++block, from.image += block_step) {
+        const int64_t channel = block * kDepthwiseChannels;
+        from.sums = sums + block * sums_of_block() + tap * kDepthwiseChannels;
+        add(of_gradient + channel, std::min(kDepthwiseChannels, count - channel), places, from);
+      }
+    };
     for (int64_t n = it_.batch * part / parts_; n < it_.batch * (part + 1) / parts_; ++n) {
-      std::fill_n(sums, sums_of_block(), T(0));
+      std::fill_n(sums, num_blocks * sums_of_block(), T(0));
       const T* of_image = image + n * it_.image_strides[0] + first;
       const T* of_gradient = gradient + n * it_.gradient_strides[0] + first;
       for (int64_t y = 0; y < it_.image[1]; ++y) {
-        copy_row(of_image + y * it_.image_strides[2], it_.image_strides[3], it_.image[2], count,
-                 row + it_.pad[2] * kDepthwiseChannels);
+        copy_places(of_image + y * it_.image_strides[2], it_.image_strides[3], it_.image[2], count,
+                    row + it_.pad[2] * step, step);
         for (int64_t tap = 0; tap < it_.window[1]; ++tap) {
           const int64_t above = y + it_.pad[1] - tap * it_.dilation[1];
           if (above < 0 || above % it_.stride[1] != 0 || above / it_.stride[1] >= it_.result[1])
             continue;
-          add(of_gradient + above / it_.stride[1] * it_.gradient_strides[2], count, places,
-              {.sums = sums + tap * it_.window[2] * kDepthwiseChannels,
-               .taps = it_.window[2],
-               .image = row,
-               .image_step = it_.stride[2] * kDepthwiseChannels,
-               .tap_step = it_.dilation[2] * kDepthwiseChannels});
+          add_blocks(of_gradient + above / it_.stride[1] * it_.gradient_strides[2],
+                     tap * it_.window[2],
+                     {.taps = it_.window[2],
+                      .image = row,
+                      .image_step = it_.stride[2] * step,
+                      .tap_step = it_.dilation[2] * step},
+                     kDepthwiseChannels);
         }
       }
       for (int64_t y = 0; has_bias_ && y < it_.result[1]; ++y) {
-        add(of_gradient + y * it_.gradient_strides[2], count, places,
-            {.sums = sums + it_.num_taps() * kDepthwiseChannels, .taps = 1, .image = one});
+        add_blocks(of_gradient + y * it_.gradient_strides[2], it_.num_taps(),
+                   {.taps = 1, .image = one}, 0);
       }
-      for (int64_t i = 0; i < sums_of_block(); ++i) totals[i] += sums[i];
+      for (int64_t block = 0; block < num_blocks; ++block) {
+        T* const total = totals(block);
+        const T* const of_block = sums + block * sums_of_block();
+        for (int64_t i = 0; i < sums_of_block(); ++i) total[i] += of_block[i];
+      }
     }
   }
 
@@ -127,22 +440,12 @@ class DepthwiseWeightGrad final : public Kernel {
     row.gradient_step = it_.gradient_strides[3];
     row.places = it_.result[2];
     if (count < kDepthwiseChannels) {
-      copy_row(gradient, it_.gradient_strides[3], it_.result[2], count, places);
+      copy_places(gradient, it_.gradient_strides[3], it_.result[2], count, places,
+                  kDepthwiseChannels);
       row.gradient = places;
       row.gradient_step = kDepthwiseChannels;
     }
     row_(row);
-  }
-
-  // Whole blocks have a constant count, which is copied without a call.
-  static void copy_row(const T* from, int64_t step, int64_t places, int64_t count, T* to) {
-    for (int64_t p = 0; p < places; ++p, from += step, to += kDepthwiseChannels) {
-      if (count == kDepthwiseChannels) {
-        std::copy_n(from, kDepthwiseChannels, to);
-      } else {
-        std::copy_n(from, count, to);
-      }
-    }
   }
 
   void (*row_)(const DepthwiseRow<T>& row);
@@ -152,6 +455,10 @@ class DepthwiseWeightGrad final : public Kernel {
 };
 
 }  // namespace
+
+std::unique_ptr<const Kernel> make_depthwise_convolution(const BoundNode& bound) {
+  return make_of_dtype<DepthwiseConvolution>(bound);
+}
 
 std::unique_ptr<const Kernel> make_depthwise_weight_grad(const BoundNode& bound) {
   return make_of_dtype<DepthwiseWeightGrad>(bound);

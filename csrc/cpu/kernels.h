@@ -94,6 +94,51 @@ struct DepthwiseRow {
   int64_t places;
 };
 
+// Places p of a row of the result of such a convolution, for channels c in blocks b of
+// kDepthwiseChannels:
+//   result[p][c] = bias[b][c] + sum over taps t of
+//                  taps[t].image[p * place_step][c] * taps[t].weights[b][c]
+template <typename T>
+struct DepthwiseTap {
+  const T* image;
+  const T* weights;
+};
+template <typename T>
+struct DepthwiseResult {
+  T* result;
+  int64_t result_step;  // from place to place, in elements
+  int64_t places, channels;
+  const DepthwiseTap<T>* taps;
+  int64_t num_taps;
+  int64_t place_step;  // of the image
+  const T* bias;
+  int64_t block_step;  // of weights and bias, from block to block
+};
+
+// The same where the taps of a row reach pixels side by side, as they do without dilation, so that
+// a pixel is read once for all of them:
+//   result[p][c] = bias[b][c] + sum over rows r and taps t of
+//                  rows[r].image[(p * stride + t + origin) * pixel_step][c] *
+//                  rows[r].weights[t * tap_step][b][c]
+// for the pixels from 0 to `pixels` alone.
+template <typename T>
+struct DepthwiseWindows {
+  T* result;
+  int64_t result_step;  // from place to place, in elements
+  int64_t places, channels;
+  const DepthwiseTap<T>* rows;
+  int64_t num_rows;
+  int64_t taps, stride, origin;
+  int64_t pixels, pixel_step;
+  int64_t tap_step;
+  const T* bias;
+  int64_t block_step;
+};
+constexpr bool has_depthwise_windows(int64_t taps, int64_t stride) {
+  if (stride == 2) return taps == 3 || taps == 5 || taps == 7;
+  return stride == 1 && taps >= 1 && taps <= 7;
+}
+
 // The transforms of Winograd convolutions (cpu/winograd.cpp), of a tile of rows with n numbers.
 template <typename T>
 struct TileTransforms {
@@ -175,6 +220,9 @@ struct Kernels {
   void (*multiply_stripes)(const FewRows<T>& product) = nullptr;  // rows of b are contiguous
   int64_t stripe_rows = 0;  // rows of which multiply_stripes() reads b once
   void (*depthwise_row)(const DepthwiseRow<T>& row) = nullptr;
+  void (*depthwise_result)(const DepthwiseResult<T>& places) = nullptr;
+  // For what has_depthwise_windows().
+  void (*depthwise_windows)(const DepthwiseWindows<T>& places) = nullptr;
   TileTransforms<T> tiles;
   RegisterLoop peak;
   // A copy that does not read the target into the caches. Both are aligned to 64 bytes, and

@@ -115,6 +115,7 @@ inline Isa isa_of(const BoundNode& bound) { return isa_or_best(bound.options.tar
 std::unique_ptr<const Kernel> make_attention(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_attention_grad(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_convolution_weight_grad(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_depthwise_convolution(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_depthwise_weight_grad(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_embedding_grad(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_embedding_grads(const BoundNode& bound);

@@ -21,7 +21,7 @@ enum class Use {
   kConverted,
   kPanel,
   kProduct,
-  kWeight,  // of a recurrent layer, packed
+  kWeight,  // of a recurrent layer or a convolution, packed
   kImageRow,
   kStates
 };

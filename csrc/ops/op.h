@@ -42,6 +42,8 @@ struct KernelFacts {
   bool writes_strides = true;
   // The rows of operands may have gaps between them.
   bool reads_gaps = true;
+  // Elements of operands and results that lie side by side must stay so, as channels of images.
+  bool needs_runs = false;
   // The input whose memory the first result may take; -1: none.
   int overwrites = -1;
   // The input that sums begin with, if the node has it; -1: the op has none.

@@ -201,13 +201,25 @@ void register_region(Registry& ops) {
   // convolution.
   Op tiled = own("WinogradConvolution", 2, lower_region, {{"pads", kInts, true}, {"turned", kInt}});
   tiled.max_inputs = 3;
+  tiled.kernel.needs_runs = true;
   ops.add(tiled);
+  // image [N, C, H, W], weight [C, 1, h, w], [bias [C]] -> convolution of each channel by itself
+  // [N, C, H', W']. Channels of images lie side by side. `transposed`: the image of which such a
+  // convolution has the gradient of the result as input, as of a transposed convolution.
+  Op each = own("DepthwiseConvolution", 2, lower_region,
+                {{"dilations", kInts, true},
+                 {"pads", kInts, true},
+                 {"strides", kInts, true},
+                 {"transposed", kInt}});
+  each.max_inputs = 3;
+  each.kernel.needs_runs = true;
+  ops.add(each);
   // gradient of the result [N, C, H', W'] and image [N, C, H, W] of a convolution of each channel
   // by itself, whose channels lie side by side -> gradients of weight [C, 1, h, w] and of bias [C]
   Op depthwise = own("DepthwiseWeightGrad", 2, lower_region,
                      {{"dilations", kInts, true}, {"pads", kInts, true}, {"strides", kInts, true}});
   depthwise.max_outputs = 2;
-  depthwise.kernel.writes_strides = false;
+  depthwise.kernel = {.writes_strides = false, .needs_runs = true};
   ops.add(depthwise);
   // gradient, ids, gradient, ids, ... -> gradients of the tables, each as by EmbeddingGrad
   Op embedding_grads = own("EmbeddingGrads", 2, lower_region, {{"padding_idxs", kInts, true}});

@@ -7,13 +7,13 @@
 //   dweight = torch_ort.ConvolutionWeightGrad(dy, x)
 //   dbias = ReduceSum(dy)
 //
-// oneDNN has fast kernels of the first kind for small windows alone: for 7x7 ones, as of ConvNeXt,
-// its gradient of the weight takes several times as long as all else of the convolution. Those of
-// the second kind are slow on processors with 16 registers (region/codegen.h), but for single
-// pixels and images of few channels. Figures are in benchmarks/results/decisions.md. And those of
-// single pixels with strides write beyond oneDNN's own memory, if an image has few channels: the
-// engine computes these on all processors, of transposed convolutions, too. Declines row-major
-// images, whose channels are apart.
+// oneDNN has fast kernels of the first kind for small windows alone, and with AVX2 for none: for
+// 7x7 ones, as of ConvNeXt, its gradient of the weight takes several times as long as all else of
+// the convolution. Those of the second kind are slow on processors with 16 registers
+// (region/codegen.h), but for single pixels and images of few channels. Figures are in
+// benchmarks/results/decisions.md. And those of single pixels with strides write beyond oneDNN's
+// own memory, if an image has few channels: the engine computes these on all processors, of
+// transposed convolutions, too. Declines row-major images, whose channels are apart.
 
 #include "ir/edit.h"
 #include "passes/context.h"
@@ -49,25 +49,15 @@ struct Found {
 // Whether the kernels compute the gradient towards the weight.
 bool can_compute(const Convolution& it, const KnownSizes& sizes) {
   if (it.dweight == nullptr || it.x->type.dtype != DType::kFloat) return false;
-  if (!is_channels_last(it.gradient, sizes) || !is_channels_last(it.x, sizes)) return false;
-  const Shape& window = *it.weight->type.shape;
-  // A window that lies in the padding alone is not worth a case in the kernels.
-  for (size_t dim = 0; dim < it.pads.size(); ++dim) {
-    if (it.pads[dim].constant() >= window[2 + dim].constant()) return false;
-  }
-  return true;
+  return is_channels_last(it.gradient, sizes) && is_channels_last(it.x, sizes) &&
+         it.pads_within_windows();
 }
 
 std::optional<Found> find_depthwise(const Convolution& it) {
-  const Shape& window = *it.weight->type.shape;
-  const Dim& channels = (*it.x->type.shape)[1];
-  if (it.is_transposed || it.is_of_volumes() || !(it.groups == channels) ||
-      !(window[0] == channels) || !(window[1] == Dim(1)) || it.dweight->type.strides) {
-    return std::nullopt;
-  }
-  // oneDNN is slow for wide windows of its own kind alone.
+  if (it.is_transposed || !it.is_depthwise() || it.dweight->type.strides) return std::nullopt;
   if (!region::has_kernel(it.x, "DepthwiseWeightGrad")) return std::nullopt;
-  if (window[3].constant() <= kWidestOfLibrary) return std::nullopt;
+  const bool is_narrow = it.weight->type.shape->back().constant() <= kWidestOfLibrary;
+  if (is_narrow && !region::prefers_own_convolutions(it.x)) return std::nullopt;
   return Found{"DepthwiseWeightGrad", {}, true};
 }
 

@@ -48,15 +48,18 @@ bool read_steps(const ops::Call& call, size_t first, Convolution& found) {
   const size_t dims = found.x->type.shape->size() - 2;
   const auto strides = numbers(call.args.at(first), dims),
              pads = numbers(call.args.at(first + 1), dims),
-             dilations = numbers(call.args.at(first + 2), dims);
+             dilations = numbers(call.args.at(first + 2), dims),
+             output_pads = numbers(call.args.at(first + 4), dims);
   const auto* is_transposed = std::get_if<bool>(&call.args.at(first + 3).value);
   const auto* groups = std::get_if<Dim>(&call.args.at(first + 5).value);
-  if (!strides || !pads || !dilations || is_transposed == nullptr || groups == nullptr) {
+  if (!strides || !pads || !dilations || !output_pads || is_transposed == nullptr ||
+      groups == nullptr) {
     return false;
   }
   found.strides = *strides;
   found.pads = *pads;
   found.dilations = *dilations;
+  found.output_pads = *output_pads;
   found.is_transposed = *is_transposed;
   found.groups = *groups;
   return true;
@@ -71,6 +74,21 @@ bool is_known_image(const Value* value) {
 
 bool Convolution::moves() const {
   return is_transposed || !are_all(strides, 1) || !are_all(dilations, 1) || !(groups == Dim(1));
+}
+
+bool Convolution::is_depthwise() const {
+  const Shape& window = *weight->type.shape;
+  const Dim& channels = (*x->type.shape)[1];
+  return !is_of_volumes() && groups == channels && window[0] == channels && window[1] == Dim(1);
+}
+
+bool Convolution::pads_within_windows() const {
+  const Shape& window = *weight->type.shape;
+  for (size_t dim = 0; dim < pads.size(); ++dim) {
+    const int64_t pad = pads[dim].constant();
+    if (pad < 0 || pad >= window[2 + dim].constant()) return false;
+  }
+  return true;
 }
 
 bool Convolution::has_windows_of(int64_t size) const {

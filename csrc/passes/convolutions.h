@@ -14,12 +14,16 @@ struct Convolution {
   ir::Value *gradient = nullptr, *x = nullptr, *weight = nullptr, *bias = nullptr;
   ir::Value *y = nullptr, *dx = nullptr, *dweight = nullptr, *dbias = nullptr;
   // Constants, for the dims of pixels: two, or three of volumes.
-  ir::Shape strides, pads, dilations;
+  ir::Shape strides, pads, dilations, output_pads;
   ir::Dim groups;
   bool is_transposed = false;
 
   bool moves() const;  // whether it has strides, dilation or groups, or is transposed
   bool is_of_volumes() const { return pads.size() > 2; }
+  // Whether it convolves each channel of images by itself, into one channel.
+  bool is_depthwise() const;
+  // Whether no window lies in the padding alone, which is not worth a case in the kernels.
+  bool pads_within_windows() const;
   // Whether windows have this size along all dims.
   bool has_windows_of(int64_t size) const;
 };

@@ -34,6 +34,7 @@ int lazy_logits(ir::Graph& graph, PassContext& context);
 int recompute_tagged(ir::Graph& graph, PassContext& context);
 int channels_last(ir::Graph& graph, PassContext& context);
 int winograd(ir::Graph& graph, PassContext& context);
+int depthwise_convolutions(ir::Graph& graph, PassContext& context);
 int multiply_pixels(ir::Graph& graph, PassContext& context);
 int convolution_weights(ir::Graph& graph, PassContext& context);
 int replay_views(ir::Graph& graph, PassContext& context);
@@ -159,13 +160,18 @@ const std::vector<Pass>& pipeline() {
        .rounds_elsewhere = true},
       // after channels_last, which has channels lie side by side
       {.name = "winograd", .run = winograd, .writes_engine_ops = true, .rounds_elsewhere = true},
+      // as winograd
+      {.name = "depthwise_convolutions",
+       .run = depthwise_convolutions,
+       .writes_engine_ops = true,
+       .rounds_elsewhere = true},
       // after channels_last, which makes pixels the rows of a matrix; before replay_views: it makes
       // views
       {.name = "multiply_pixels",
        .run = multiply_pixels,
        .writes_engine_ops = true,
        .rounds_elsewhere = true},
-      // after winograd, which leaves it the other convolutions
+      // after winograd and depthwise_convolutions, which leave it the other gradients
       {.name = "convolution_weights",
        .run = convolution_weights,
        .writes_engine_ops = true,

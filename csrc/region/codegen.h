@@ -99,8 +99,8 @@ class Codegen {
   virtual std::span<const KernelRow> kernels() const = 0;
   // Whether the device's own library multiplies short floats into float32 (WideMatMul).
   virtual bool has_wide_products() const = 0;
-  // Whether that library computes convolutions of single pixels, and gradients of the weights of
-  // others, about as fast as the other products of convolutions.
+  // Whether that library computes convolutions of single pixels and of each channel by itself, and
+  // gradients of the weights of others, about as fast as the other products of convolutions.
   virtual bool has_fast_convolutions() const = 0;
 
   // Compiles a region. Throws InternalError on layouts that do not fit the schedule, and

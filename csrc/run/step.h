@@ -66,6 +66,8 @@ struct Step {
   virtual bool gives_up_results() const { return false; }
   // Whether it reads memory with gaps as fast as dense memory.
   virtual bool reads_gaps(const Description& /*description*/) const { return false; }
+  // Whether elements that lie side by side must stay so where it reads or writes memory with gaps.
+  virtual bool needs_runs() const { return false; }
   // Whether it starts what goes on beside later steps.
   virtual bool goes_on() const { return false; }
   // Whether the kernel can use a workspace.

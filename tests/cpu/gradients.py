@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,18 @@ from tests.cpu.regions import assert_near
 def result_size(size: int, window: int, stride: int, pad: int, dilation: int) -> int:
     """Return the pixels that a convolution makes of `size` pixels, by the formula of nn.Conv2d."""
     return (size + 2 * pad - dilation * (window - 1) - 1) // stride + 1
+
+
+def assert_same_bits_for_any_threads(run: Callable[[], Sequence[Tensor]]) -> None:
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3, 5):
+            torch.set_num_threads(threads)
+            results.append(run())
+    finally:
+        torch.set_num_threads(before)
+    for one, other in itertools.pairwise(results):
+        assert all(map(torch.equal, one, other))
 
 
 def last(x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import torch_ort
 from tests.cpu.gradients import (
+    assert_same_bits_for_any_threads,
     compare_at_sizes,
     compare_gradients,
     last,
@@ -151,15 +152,7 @@ def test_infinities_reach_their_taps_alone() -> None:
 @pytest.mark.parametrize("name", PARTS)
 def test_same_bits_for_any_number_of_threads(name: str) -> None:
     dy, x = numbers(CASES[name])
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 5):
-            torch.set_num_threads(threads)
-            results.append(kernel(CASES[name], dy, x))
-    finally:
-        torch.set_num_threads(before)
-    for one, other in itertools.pairwise(results):
-        assert torch.equal(one, other)
+    assert_same_bits_for_any_threads(lambda: [kernel(CASES[name], dy, x)])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Sequence
 
@@ -15,7 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import torch_ort
-from tests.cpu.gradients import compare_at_sizes, compare_gradients, last, last_strides
+from tests.cpu.gradients import (
+    assert_same_bits_for_any_threads,
+    compare_at_sizes,
+    compare_gradients,
+    last,
+    last_strides,
+)
 from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
 from torch_ort import _C
 
@@ -246,19 +251,14 @@ def test_gradients_of_weights_that_are_not_finite(name: str) -> None:
 def test_same_bits_for_any_number_of_threads(name: str) -> None:
     x, w, dy = tensors(CASES[name])
     padding = CASES[name][2]
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3, 5):
-            torch.set_num_threads(threads)
-            back = tuple(2 - pad for pad in padding)
-            results.append(
-                (convolve(x, w, padding), convolve(dy, w, back, turned=True),
-                 weight_gradient(dy, x, padding))
-            )  # fmt: skip
-    finally:
-        torch.set_num_threads(before)
-    for one, other in itertools.pairwise(results):
-        assert all(map(torch.equal, one, other))
+    back = tuple(2 - pad for pad in padding)
+    assert_same_bits_for_any_threads(
+        lambda: (
+            convolve(x, w, padding),
+            convolve(dy, w, back, turned=True),
+            weight_gradient(dy, x, padding),
+        )
+    )
 
 
 def test_nodes_that_do_not_fit_their_operands() -> None:
@@ -390,6 +390,21 @@ def test_evaluation(mode: type) -> None:
         assert count(model, x) == (3, 0)
         for _ in range(2):
             assert_near(compiled(x), exact(x.double()), atol=1e-5)
+
+
+def test_joined_with_a_row_major_image() -> None:
+    """A row-major place in the concatenation is none for a result with channels last."""
+    torch.manual_seed(0)
+    each = nn.Conv2d(32, 32, 3, padding=1)
+    exact = copy.deepcopy(each).double()
+    x, other = last(torch.randn(3, 32, 9, 8)), torch.randn(3, 4, 9, 8)
+
+    def joined(run: nn.Module, x: Tensor, other: Tensor) -> Tensor:
+        return torch.cat([run(x), other], 1)
+
+    got = torch.compile(joined, backend="ort")(each, x, other)
+    assert_near(got.detach(), joined(exact, x.double(), other.double()).detach(), atol=1e-5)
+    assert torch_ort.counters()["fallbacks"] == 0
 
 
 def test_short_floats_are_left_to_onednn() -> None:

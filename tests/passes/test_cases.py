@@ -7,7 +7,8 @@ but for the passes that compute in another way: these within 1e-5, or within wha
 file says, as `# WITHIN: 1e-4`. `# CUT DIGITS WITHIN: 1e-2` is for results of a pass that leaves out
 casts to short floats, and so keeps digits that these cut off.
 A line `# TAGGED must_recompute in 0: a b` tags the nodes that give `a` and `b`, for the text form
-has no word for it. `# AFTER PASS: channels_last` runs that pass before.
+has no word for it. `# AFTER PASS: channels_last` runs that pass before. `# REGISTERS: few` in the
+head of a file lets the pass choose as on a processor with AVX2, in place of AVX-512.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch_ort import _C
 
 TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
 EARLIER = re.compile(r"^# AFTER PASS: (\w+)$", re.MULTILINE)
+FEW_REGISTERS = "\n# REGISTERS: few\n"
 SIZES = {"N": 3, "M": 5}
 TO_A_SHORT_FLOAT = re.compile(r"Cast <to = 1[06]>")
 PASSES = {each.name: each for each in _C.passes()}
@@ -45,8 +47,11 @@ def one_rank() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def choices(many_registers: None) -> None:
+def choices(request: pytest.FixtureRequest) -> None:
     """Make no test depend on the processor."""
+    case = request.node.callspec.params.get("case") if hasattr(request.node, "callspec") else None
+    head = read_cases(case.path)[0] if isinstance(case, Case) else ""
+    request.getfixturevalue("few_registers" if FEW_REGISTERS in head else "many_registers")
 
 
 @functools.cache

@@ -246,6 +246,19 @@ class TestTable:
         assert {each.flops for each in dense} == {2 * places * 16 * 9 * 16}
         assert depthwise.flops == 2 * places * 16 * 49
 
+    @pytest.mark.usefixtures("few_registers")
+    def test_convolutions_of_each_channel(self):
+        each = nn.Conv2d(16, 16, 3, stride=2, padding=1, groups=16)
+        model = nn.Sequential(nn.Conv2d(16, 16, 1), nn.ReLU(), each, nn.Conv2d(16, 16, 1))
+        result = profile(model, torch.randn(2, 16, 9, 8))
+        places = 2 * 5 * 4
+        found = [each for each in result.steps if "DepthwiseConvolution" in each.op]
+        assert [each.half for each in found] == ["forward", "backward"]
+        for each in found:
+            assert (each.kind, each.where) == ("products", "native")
+            assert each.sizes == f"16 of {places}×9×1"
+            assert each.flops == 2 * places * 16 * 9
+
     def test_convolutions_that_multiply_less(self):
         layers = [(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()) for _ in range(3)]
         result = profile(nn.Sequential(*itertools.chain(*layers)), torch.randn(3, 32, 9, 8))

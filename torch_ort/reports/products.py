@@ -91,9 +91,12 @@ def attention(
     return Product((4 if backward else 2) * count, rows, depth, columns, flops)
 
 
-def weight_gradient(gradient: Sequence[int], weight: Sequence[int], groups: int) -> Product:
-    """Say what the gradient of the weight of a convolution computes, by that of its result."""
-    return _convolution(gradient, weight, False, groups)
+def convolution(places: Sequence[int], weight: Sequence[int], groups: int) -> Product:
+    """Say what a convolution computes, or one of its gradients, which multiplies as much.
+
+    By the places that windows are at, (N, any, H, W): the result's, or those of its gradient.
+    """
+    return _convolution(places, weight, False, groups)
 
 
 def winograd(result: Sequence[int], channels: int) -> Product:

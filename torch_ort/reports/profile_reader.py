@@ -16,9 +16,9 @@ from torch_ort.reports.moved import VIEW_FORMS, moved_bytes
 from torch_ort.reports.products import (
     Product,
     attention,
+    convolution,
     product,
     rows_product,
-    weight_gradient,
     winograd,
     winograd_weight_gradient,
 )
@@ -30,7 +30,7 @@ REGION = "torch_ort.Region"
 _WEIGHT_GRADIENTS = ("ConvolutionWeightGrad", "DepthwiseWeightGrad")
 _PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {
     "addmv", "addr", "dot", "mv", "RowsProduct", *_WEIGHT_GRADIENTS,
-    "WinogradConvolution", "WinogradWeightGrad",
+    "DepthwiseConvolution", "WinogradConvolution", "WinogradWeightGrad",
 }  # fmt: skip
 _RUN = "torch_ort::session "  # an event of the engine, with the number of the session that runs
 _HALVES = {"torch_ort::run_forward": False, "torch_ort::run_backward": True}
@@ -191,10 +191,8 @@ def _native_products(program: Program) -> Iterator[tuple[str, Product]]:
         elif op in _WEIGHT_GRADIENTS:
             if (found := shapes([*inputs[:2], node["outputs"][0]])) is not None:
                 gradient, image, weight = found
-                yield (
-                    node["name"],
-                    weight_gradient(gradient, weight, int(attrs.get("groups", image[1]))),
-                )
+                groups = int(attrs.get("groups", image[1]))
+                yield node["name"], convolution(gradient, weight, groups)
         elif op == "WinogradConvolution":
             if (found := shapes([inputs[0], node["outputs"][0]])) is not None:
                 image, result = found
@@ -203,6 +201,11 @@ def _native_products(program: Program) -> Iterator[tuple[str, Product]]:
             if (found := shapes(inputs)) is not None:
                 gradient, image = found
                 yield node["name"], winograd_weight_gradient(gradient, image[1])
+        elif op == "DepthwiseConvolution":
+            is_transposed = bool(attrs.get("transposed"))
+            places = inputs[0] if is_transposed else node["outputs"][0]
+            if (found := shapes([places, inputs[1]])) is not None:
+                yield node["name"], convolution(*found, groups=found[0][1])
         elif op == "RowsProduct":
             count = listed.get(makers.get(inputs[-1], ""))
             if count is not None and (found := shapes(inputs[:2])) is not None:

@@ -90,7 +90,8 @@ double Costs::product_flops(const Node& node) const {
 
 // Each element of the result is the sum of products with all weights of its channel.
 double Costs::convolution_flops(const Node& node) const {
-  const bool is_ours = ir::is(&node, "WinogradConvolution", ir::kTorchOrtDomain);
+  const bool is_ours = ir::is(&node, "WinogradConvolution", ir::kTorchOrtDomain) ||
+                       ir::is(&node, "DepthwiseConvolution", ir::kTorchOrtDomain);
   if ((!is_ours && !ir::is(&node, "Conv")) || node.inputs.size() < 2) return 0;
   const ir::Type& result = node.outputs[0]->type;
   if (!result.is_known() || result.shape->size() < 2) return 0;

@@ -4,6 +4,18 @@
 
 namespace torch_ort::run {
 
+namespace {
+
+// Whether elements that lie side by side do so with other strides.
+bool keeps_runs(const TensorSpec& spec, const std::vector<int64_t>& strides) {
+  for (size_t i = 0; i < strides.size(); ++i) {
+    if (spec.sizes[i] > 1 && spec.strides[i] == 1 && strides[i] != 1) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 PartPlacer::PartPlacer(const CompiledGraph& graph, Description& description, const RootUses& uses)
     : graph_(graph), result_(description), uses_(uses) {
   result_.parts.resize(graph_.facts.size());
@@ -68,6 +80,7 @@ bool PartPlacer::place(const ViewSpec& piece, int whole, size_t concat) {
   const TensorSpec& as_read = result_.specs[piece.slot];
   const auto of_root = strides_like(as_read, piece.strides, result_.specs[root]);
   if (!of_root) return false;
+  if (needs_runs(root) && !keeps_runs(result_.specs[root], *of_root)) return false;
   std::optional<std::vector<TensorSpec>> specs = uses_.with_strides(root, *of_root);
   if (!specs) return false;
   for (size_t i = 0; i < specs->size(); ++i) {
@@ -93,6 +106,12 @@ bool PartPlacer::can_be_made_elsewhere(int root, int whole, size_t concat) const
     return false;
   return std::all_of(uses_.readers[root].begin(), uses_.readers[root].end(),
                      [this](size_t step) { return graph_.steps[step]->reads_gaps(result_); });
+}
+
+bool PartPlacer::needs_runs(int root) const {
+  return uses_.maker_of(root)->needs_runs() ||
+         std::any_of(uses_.readers[root].begin(), uses_.readers[root].end(),
+                     [this](size_t step) { return graph_.steps[step]->needs_runs(); });
 }
 
 bool PartPlacer::is_in_forward(size_t step) const { return step < graph_.num_forward; }

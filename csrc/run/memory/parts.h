@@ -30,6 +30,7 @@ class PartPlacer {
   bool can_hold_parts(int whole) const;
   bool place(const ViewSpec& piece, int whole, size_t concat);
   bool can_be_made_elsewhere(int root, int whole, size_t concat) const;
+  bool needs_runs(int root) const;  // its maker or a reader does
   bool is_in_forward(size_t step) const;
   bool crosses(int root) const;
 

@@ -43,6 +43,7 @@ struct RegionStep : Step {
   bool reads_gaps(const Description& /*description*/) const override {
     return ops::kernel_facts(node).reads_gaps;
   }
+  bool needs_runs() const override { return ops::kernel_facts(node).needs_runs; }
 
   std::vector<int> in_place() const override {
     std::vector<int> slots;
