@@ -29,6 +29,10 @@ class KernelCall {
     throw InternalError(concat(schema_.name(), ": no argument '", name, "'"));
   }
 
+  bool has(std::string_view name) const {
+    return schema_.argumentIndexWithName(std::string(name)).has_value();
+  }
+
   // The tensor of an argument; undefined if it is left out.
   at::Tensor tensor(std::string_view name) const {
     const c10::IValue& value = argument(name);
@@ -104,6 +108,19 @@ void check_rms_norm_backward(const KernelCall& call) {
 void check_group_norm(const KernelCall& call) {
   call.check(call.argument("group").toInt() > 0, "group", call.argument("group").toInt(),
              "1 or more");
+}
+
+void check_batch_norm(const KernelCall& call) {
+  const at::Tensor input = call.tensor("input");
+  call.check(input.dim() >= 2, "input", input.sizes(), "two dims or more");
+  for (const char* name : {"weight", "bias", "running_mean", "running_var"}) {
+    if (call.has(name)) call.want_elements(name, input.size(1));
+  }
+  const bool is_training = !call.has("training") || call.argument("training").toBool();
+  for (const char* name : {"running_mean", "running_var"}) {
+    const bool is_there = call.has(name) && call.tensor(name).defined();
+    call.check(is_training || is_there, "training", "false without statistics", "true");
+  }
 }
 
 void check_batch_norm_backward(const KernelCall& call) {

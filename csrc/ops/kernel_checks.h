@@ -19,6 +19,7 @@ class KernelCall;
 using KernelCheck = void (*)(const KernelCall& call);
 
 void check_attention_backward(const KernelCall& call);
+void check_batch_norm(const KernelCall& call);
 void check_batch_norm_backward(const KernelCall& call);
 void check_distance_backward(const KernelCall& call);
 void check_group_norm(const KernelCall& call);

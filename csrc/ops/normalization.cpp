@@ -237,7 +237,12 @@ void register_normalization(Registry& ops) {
   batch_norm.work.image.kind = kKernel;
   ops.add(batch_norm);
   for (const char* name : {aten::kBatchNorm, "aten::_native_batch_norm_legit_no_training"}) {
-    ops.add(Operator{.name = name, .work = {.image = {.kind = kKernel, .reads = {"input"}}}});
+    ops.add(Operator{.name = name,
+                     .work = {.image = {.kind = kKernel, .reads = {"input"}}},
+                     .check = check_batch_norm});
+  }
+  for (const char* name : {"aten::_native_batch_norm_legit", "aten::native_batch_norm"}) {
+    ops.add(Operator{.name = name, .check = check_batch_norm});
   }
   ops.add(Operator{
       .name = aten::kBatchNormBackward,
