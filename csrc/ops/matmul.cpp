@@ -100,6 +100,35 @@ void lower_wide_matmul(const Node& node, CallList& calls) {
             {node.outputs[0]});
 }
 
+// ---- MatMulAdd: products of batches of matrices, added to a tensor of their shape if there is one
+
+std::vector<Type> infer_matmul_add(const Node& node) {
+  const std::vector<Type> types = infer_matmul(node);
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    if (!has_input(node, i)) continue;
+    const Type& type = input(node, i).type;
+    if (type.shape && type.shape->size() != 3) {
+      throw UserError(concat("MatMulAdd: input ", i, ": got ", ir::to_string(*type.shape),
+                             ", want batches of matrices"));
+    }
+  }
+  const auto &a = input(node, 0).type.shape, &b = input(node, 1).type.shape;
+  if (a && b) same_dim(node, a->front(), b->front());
+  if (!has_input(node, 2)) return types;
+  want_same_dtype(node, {0, 2});
+  const Type& start = input(node, 2).type;
+  for (size_t i = 0; i < 3 && start.shape && types[0].shape; ++i) {
+    same_dim(node, (*types[0].shape)[i], (*start.shape)[i]);
+  }
+  return types;
+}
+
+void lower_matmul_add(const Node& node, CallList& calls) {
+  Value *a = &input(node, 0), *b = &input(node, 1), *result = node.outputs[0];
+  if (has_input(node, 2)) return calls.add("aten::baddbmm", "", {node.inputs[2], a, b}, {result});
+  calls.add("aten::bmm", "", {a, b}, {result});
+}
+
 // ---- Gemm: alpha * A * B + beta * C, either factor transposed
 
 struct Sides {
@@ -224,6 +253,16 @@ void register_matmul(Registry& ops) {
   wide.infer = infer_wide_matmul;
   wide.lower = lower_wide_matmul;
   ops.add(wide);
+
+  Op matmul_add;
+  matmul_add.name = "MatMulAdd";
+  matmul_add.domain = ir::kTorchOrtDomain;
+  matmul_add.min_inputs = 2;
+  matmul_add.max_inputs = 3;
+  matmul_add.infer = infer_matmul_add;
+  matmul_add.lower = lower_matmul_add;
+  matmul_add.kernel.start = 2;
+  ops.add(matmul_add);
 
   Op gemm;
   gemm.name = "Gemm";

@@ -11,8 +11,15 @@ import torch_ort
 A, B, C = floats(4, 3), floats(3, 5), floats(4, 5)
 
 
+X, Y, Z = floats(2, 4, 3), floats(2, 3, 5), floats(2, 4, 5)
+
+
 def gemm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return torch.addmm(c, a, b)
+
+
+def of_batches(inputs: list[torch.Tensor | None], eager=None, **settings) -> Case:
+    return Case("MatMulAdd", inputs, eager, domain="torch_ort", reference=False, **settings)
 
 
 CASES = [
@@ -41,6 +48,10 @@ CASES = [
         {"transA": 1}),
     Case("Gemm", [A, B.t().contiguous(), floats(5)], lambda a, b, c: torch.addmm(c, a, b.t()),
         {"transB": 1}, dims={0: ["N", 3]}),
+    of_batches([X, Y, Z], lambda a, b, c: torch.baddbmm(c, a, b), dims={0: ["N", 4, 3]}),
+    of_batches([X, Y], torch.bmm, dims={1: ["N", 3, "M"]}),
+    of_batches([X, Y, None], torch.bmm, note="no start"),
+    of_batches([X[:0], Y[:0], Z[:0]], lambda a, b, c: torch.baddbmm(c, a, b), note="empty"),
 ]  # fmt: skip
 
 
@@ -56,6 +67,10 @@ def test_case(case: Case) -> None:
         (Case("MatMul", [A, torch.tensor(1.0)], None), "without dims"),
         (Case("MatMul", [A, B.double()], None), "dtype of input 1: got float64, want float32"),
         (Case("Gemm", [A, floats(3)], None), r"got \[4,3\] and \[3\], want two matrices"),
+        (of_batches([A, B]), r"MatMulAdd: input 0: got \[4,3\], want batches of matrices"),
+        (of_batches([X, Y[:1]]), "MatMulAdd: dims differ: got 1, want 2"),
+        (of_batches([X, Y, Z[:, :1]]), "MatMulAdd: dims differ: got 1, want 4"),
+        (of_batches([X, Y, Z.double()]), "dtype of input 2: got float64, want float32"),
     ],
 )
 def test_wrong_node_is_an_error(case: Case, message: str) -> None:

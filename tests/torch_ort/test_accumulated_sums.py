@@ -48,6 +48,19 @@ class Projections(nn.Module):
         return torch.softmax(query @ key.transpose(1, 2), -1) @ value
 
 
+class Pairs(nn.Module):
+    """The products of all pairs of tokens of [batch, tokens, width], as recommenders have."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x):
+        x = self.layer(x)
+        return torch.sigmoid(x @ x.transpose(1, 2))
+
+
 @pytest.fixture(autouse=True)
 def clean(monkeypatch) -> None:
     torch.compiler.reset()
@@ -63,7 +76,9 @@ def rewrites(programs) -> list[int]:
 # Of the recurrent model: two weights of the cell in four tokens, and the weight of the head, whose
 # products of one column PyTorch computes.
 @pytest.mark.parametrize(
-    ("make", "count"), [(Recurrent, [9]), (Projections, [2])], ids=["recurrent", "projections"]
+    ("make", "count"),
+    [(Recurrent, [9]), (Projections, [2]), (Pairs, [1])],
+    ids=["recurrent", "projections", "pairs"],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_training_against_float64(make, count, dtype) -> None:
@@ -75,7 +90,7 @@ def test_training_against_float64(make, count, dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("make", [Recurrent, Projections])
+@pytest.mark.parametrize("make", [Recurrent, Projections, Pairs])
 def test_short_floats_are_as_near_as_eager(make, dtype) -> None:
     model = make().to(dtype)
     x = torch.randn(3, 4, 24).to(dtype)
@@ -91,14 +106,14 @@ def test_short_floats_are_as_near_as_eager(make, dtype) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 3, 24), (2, 1, 24), (50, 2, 24)], ids=str)
-@pytest.mark.parametrize("make", [Recurrent, Projections])
+@pytest.mark.parametrize("make", [Recurrent, Projections, Pairs])
 def test_sizes(make, size) -> None:
     model = make()
     assert_as_exact_as_eager(model, torch.compile(copy.deepcopy(model), backend="ort"),
                              torch.randn(size))  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [Recurrent, Projections])
+@pytest.mark.parametrize("make", [Recurrent, Projections, Pairs])
 def test_an_empty_batch(make) -> None:
     compiled = torch.compile(make(), backend="ort")
     result, *found = gradients(compiled, torch.zeros(0, 3, 24))

@@ -83,7 +83,9 @@ double Costs::size_from_end(const Value& value, size_t from_end) const {
 // The multiplications and additions of a matrix product; 0 for other nodes.
 double Costs::product_flops(const Node& node) const {
   const bool is_gemm = ir::is(&node, "Gemm");
-  if (!is_gemm && !ir::is(&node, "MatMul")) return 0;
+  if (!is_gemm && !ir::is(&node, "MatMul") && !ir::is(&node, "MatMulAdd", ir::kTorchOrtDomain)) {
+    return 0;
+  }
   const bool is_flipped = is_gemm && ir::int_attr(node.attrs, "transA", 0) != 0;
   return 2 * size_from_end(*node.inputs[0], is_flipped ? 2 : 1) * count(*node.outputs[0]);
 }
