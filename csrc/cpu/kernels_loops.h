@@ -4,6 +4,7 @@
 // processor without it.
 #pragma once
 
+#include "cpu/exponential_loops.h"
 #include "cpu/few_rows_loops.h"
 #include "cpu/kernels.h"
 #include "cpu/product_loops.h"
@@ -88,7 +89,7 @@ inline Vec<T> one() {
 
 template <typename T>
 inline Vec<T> sigmoid(const Vec<T>& x) {
-  return one<T>() / (one<T>() + x.neg().exp());
+  return one<T>() / (one<T>() + exp(x.neg()));
 }
 
 // A truth value as the mask that blendv expects.
@@ -162,11 +163,11 @@ inline Vec<T> gelu_tanh_inner(const Vec<T>& x) {
 TORCH_ORT_UNARY(Copy, x)
 TORCH_ORT_UNARY(Neg, x.neg())
 TORCH_ORT_UNARY(Abs, x.abs())
-TORCH_ORT_UNARY(Exp, x.exp())
+TORCH_ORT_UNARY(Exp, exp(x))
 TORCH_ORT_UNARY(Log, x.log())
 TORCH_ORT_UNARY(Sqrt, x.sqrt())
 TORCH_ORT_UNARY(Reciprocal, one<T>() / x)
-TORCH_ORT_UNARY(Tanh, x.tanh())
+TORCH_ORT_UNARY(Tanh, tanh(x))
 TORCH_ORT_UNARY(Erf, erf(x))
 TORCH_ORT_UNARY(Sigmoid, sigmoid(x))
 TORCH_ORT_UNARY(Relu, relu(x))
@@ -181,8 +182,8 @@ TORCH_ORT_UNARY(Not, x.eq(Vec<T>(T(0))))
 TORCH_ORT_UNARY(IsNan, x.ne(x))
 TORCH_ORT_UNARY(ToBool, truth(x))
 TORCH_ORT_UNARY(Gelu, (x * normal_cdf(x)))
-TORCH_ORT_UNARY(GeluTanh, Vec<T>(T(0.5)) * x * (one<T>() + gelu_tanh_inner(x).tanh()))
-TORCH_ORT_UNARY(Silu, x / (one<T>() + x.neg().exp()))
+TORCH_ORT_UNARY(GeluTanh, Vec<T>(T(0.5)) * x * (one<T>() + tanh(gelu_tanh_inner(x))))
+TORCH_ORT_UNARY(Silu, x / (one<T>() + exp(x.neg())))
 
 // Rounds to the nearest number of a 16-bit type.
 template <typename Short, typename T>
@@ -214,14 +215,14 @@ TORCH_ORT_BINARY(Or, at::vec::maximum(truth(x), truth(y)))
 TORCH_ORT_BINARY(Xor, truth(x).ne(truth(y)))
 
 // x is the gradient of the result; y is the input, or the result where that is simpler.
-TORCH_ORT_BINARY(GeluGrad, (x * (normal_cdf(y) + y * Vec<T>(T(kInverseSqrtTwoPi)) *
-                                                     (Vec<T>(T(-0.5)) * y * y).exp())))
+TORCH_ORT_BINARY(GeluGrad, (x * (normal_cdf(y) +
+                                 y * Vec<T>(T(kInverseSqrtTwoPi)) * exp(Vec<T>(T(-0.5)) * y * y))))
 template <typename T>
 struct GeluTanhGrad {
   static Vec<T> of(const Vec<T>& x, const Vec<T>& y) {
-    const Vec<T> half(T(0.5)), tanh = gelu_tanh_inner(y).tanh();
+    const Vec<T> half(T(0.5)), tangent = tanh(gelu_tanh_inner(y));
     const Vec<T> slope = Vec<T>(T(kSqrtTwoOverPi)) * (one<T>() + Vec<T>(T(3 * kGeluCubic)) * y * y);
-    return x * (half * (one<T>() + tanh) + half * y * (one<T>() - tanh * tanh) * slope);
+    return x * (half * (one<T>() + tangent) + half * y * (one<T>() - tangent * tangent) * slope);
   }
 };
 template <typename T>
