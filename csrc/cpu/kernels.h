@@ -27,6 +27,7 @@ constexpr size_t kNumDTypes = 17;  // as many as ir::DType has
 // or it is packed in panels of Kernels::product_rows rows. `b` has panels of `width` columns and k
 // rows; panels are b_panel apart and their rows b_row. `c` has m rows of `columns` numbers, of
 // which the last panel may have fewer than `width`. `width` is Kernels::panel_width or half of it.
+// `fetches_next`: each panel is brought to the second-level cache while the one before is used.
 template <typename T>
 struct PanelProduct {
   T* c;
@@ -39,6 +40,7 @@ struct PanelProduct {
   bool a_is_packed = false;
   const T* b;
   int64_t b_row, b_panel, width, num_panels, columns, m, k;
+  bool fetches_next = false;
 };
 
 // The product c <- start + a * b for few rows. `a` is m x k with contiguous rows. Of `b` either the

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "base/rounding.h"
+#include "cpu/caches.h"
 #include "cpu/grid.h"
 #include "cpu/parallel.h"
 #include "cpu/program.h"
@@ -27,10 +28,16 @@ constexpr int64_t kBlockColumns = 768;
 constexpr int64_t kBlockRows = 1920;
 constexpr int64_t kListedRows = 960;  // kBlockRows for listed rows, which are copied
 constexpr int64_t kGroupRows = 48;
+// The same where the first-level cache has kWideFirstLevel bytes: what a tile reads fits into it.
+constexpr int64_t kNarrowGroupRows = 36, kWideFirstLevel = 48 << 10;
 
 // For up to kFewRows rows, packing a right factor that can be read in place does not pay. It does
 // from kFewTiles tiles of rows on where its rows evict each other from the cache (kEvictingBytes).
 constexpr int64_t kFewRows = 96, kFewTiles = 4;
+// Where the second-level cache has kWideSecondLevel bytes, it pays for up to kReadRows rows
+// nowhere: two panels of kReadDepth steps stay there, whatever the distance of their rows, and the
+// second one is fetched while the first is used.
+constexpr int64_t kWideSecondLevel = 2 << 20, kReadRows = 144, kReadDepth = 128;
 // A right factor is streamed (few_rows_loops.h) for up to so many rows if its columns are
 // contiguous and not too short. If its rows are, it is for up to Kernels::stripe_rows; and for up
 // to kFarRows times as many if they are so far apart that tiles would bring a page for each few of
@@ -215,6 +222,12 @@ class ProductKernel final : public Kernel {
     n_ = c_.columns;
     k_ = a_.columns;
     writes_directly_ = c_.dtype == kDType && (c_.column == 1 || n_ == 1);
+    const Caches caches = cpu::caches();
+    if (caches.first_level >= kWideFirstLevel) group_rows_ = kNarrowGroupRows;
+    // The order of sums must not depend on which rows are computed, so that all rows count, and
+    // what is turned for some parts alone is left out.
+    reads_right_ = caches.second_level >= kWideSecondLevel && !is_turned_ && c_.column == 1 &&
+                   m_ <= kReadRows && reads_in_place(b_);
     is_streamed_ = parts == Parts::kNone && is_worth_streaming(b_, m_, kernels_.stripe_rows) &&
                    (reads_left_in_place() || m_ * k_ <= kMostCopied);
   }
@@ -322,8 +335,8 @@ class ProductKernel final : public Kernel {
   }
 
   // The number of rows in a block: whole groups.
-  static int64_t block_height(const Part& part, const Rectangle& all) {
-    return even_part(all.rows, part.rows != nullptr ? kListedRows : kBlockRows, kGroupRows);
+  int64_t block_height(const Part& part, const Rectangle& all) const {
+    return even_part(all.rows, part.rows != nullptr ? kListedRows : kBlockRows, group_rows_);
   }
 
   static Rectangle block_of(const Rectangle& all, int64_t i, int64_t j, int64_t height,
@@ -335,7 +348,7 @@ class ProductKernel final : public Kernel {
   // How many terms of a sum a step adds, how many a block has, and how many steps some of them
   // take.
   int64_t at_once() const { return pairs_ != nullptr ? 2 : 1; }
-  int64_t most_at_once() const { return at_once() * kDepth; }
+  int64_t most_at_once() const { return at_once() * (reads_right_ ? kReadDepth : kDepth); }
   int64_t steps_of(int64_t depth) const {
     return pairs_ != nullptr ? round_up(ceil_div(depth, 2), pairs_->pairs_at_once) : depth;
   }
@@ -430,6 +443,7 @@ class ProductKernel final : public Kernel {
 
   // Whether packing a right factor is faster than reading it in place, or the only way.
   bool is_worth_packing(const Matrix& right, int64_t rows) const {
+    if (reads_right_) return false;
     if (!reads_in_place(right) || rows > kFewRows) return true;
     const bool evicts = right.row * ir::size_bytes(right.dtype) % kEvictingBytes == 0;
     return evicts && has_tiles(rows);
@@ -449,9 +463,10 @@ class ProductKernel final : public Kernel {
     return round_up(columns, kernels_.panel_width) * steps;
   }
 
-  // Whether the register kernel can read whole panels of a right factor in place.
-  bool reads_in_place(const Matrix& right) const {
-    return right.dtype == kDType && right.column == 1;
+  // Whether kernels can read the rows of a factor in place: whole panels of a right one.
+  template <typename AnyMatrix>
+  static bool reads_in_place(const AnyMatrix& factor) {
+    return factor.dtype == kDType && factor.column == 1;
   }
 
   // `packs`: whole panels are packed into `memory` as well, instead of read in place.
@@ -498,7 +513,8 @@ class ProductKernel final : public Kernel {
                             .num_panels = panels.num_whole,
                             .columns = panels.num_whole * kernels_.panel_width,
                             .m = rows,
-                            .k = steps};
+                            .k = steps,
+                            .fetches_next = reads_right_};
     if (panels.num_whole > 0) multiply_panels(product);
     if (panels.num_rest == 0) return;
     product.c += product.columns;
@@ -510,7 +526,7 @@ class ProductKernel final : public Kernel {
     multiply_panels(product);
   }
 
-  bool reads_left_in_place() const { return a_.dtype == kDType && a_.column == 1; }
+  bool reads_left_in_place() const { return reads_in_place(a_); }
 
   // Multiplies few rows with a right factor that is not packed.
   void stream_block(const Addresses& at, const Rectangle& block, T* c, int64_t c_row,
@@ -546,7 +562,7 @@ class ProductKernel final : public Kernel {
                       const Matrix* copied, T* c, int64_t c_row, bool stays) const {
     Start start = start_of(at, part, block, c, c_row);
     if (is_streamed_) return stream_block(at, block, c, c_row, start);
-    const bool is_few = block.rows <= kFewRows;
+    const bool is_few = reads_right_ || block.rows <= kFewRows;
     for (int64_t p = 0; p == 0 || p < part.k; p += most_at_once()) {
       const int64_t depth = std::min(most_at_once(), part.k - p);
       const Matrix a = copied != nullptr ? *copied : left_of(at, part, block, p, depth);
@@ -557,7 +573,7 @@ class ProductKernel final : public Kernel {
       const Panels panels =
           panels_of(b, block.columns, depth, is_worth_packing(b, block.rows), packed);
       const bool leaves = !stays && p + depth == part.k;
-      const int64_t group = is_few && !leaves ? block.rows : kGroupRows;
+      const int64_t group = is_few && !leaves ? block.rows : group_rows_;
       for (int64_t i = 0; i < block.rows; i += group) {
         const int64_t rows = std::min(group, block.rows - i);
         T* to = c + i * c_row;
@@ -642,6 +658,8 @@ class ProductKernel final : public Kernel {
   bool is_turned_ = false;        // it computes the transpose: a_ and b_ have changed places
   bool writes_directly_ = false;  // the register kernel can write to c
   bool is_streamed_ = false;      // the right factor is read where it stands, for few rows
+  bool reads_right_ = false;      // the same, by tiles (kReadRows)
+  int64_t group_rows_ = kGroupRows;
 };
 
 // Consecutive rows are a smaller product, which is computed in place. Other rows are copied first,

@@ -76,6 +76,14 @@ constexpr bool kMultipliesByLane = false;
 // How many sums to keep in registers. Factors need the others.
 constexpr int kRegisterSums = kHasManyRegisters ? 24 : 12;
 
+#if defined(CPU_CAPABILITY_AVX2)
+// A mask of the first bytes of a vector, in lanes of four bytes.
+inline __m256i mask_of_first(int64_t bytes) {
+  alignas(64) static constexpr int32_t kLanes[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(kLanes + 8 - bytes / 4));
+}
+#endif
+
 // Loads the first `count` numbers; the others are zero.
 template <typename T>
 inline Vector<T> load_part(const T* from, int64_t count) {
@@ -84,6 +92,12 @@ inline Vector<T> load_part(const T* from, int64_t count) {
     return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1U << count) - 1), from);
   } else {
     return _mm512_maskz_loadu_pd(static_cast<__mmask8>((1U << count) - 1), from);
+  }
+#elif defined(CPU_CAPABILITY_AVX2)
+  if constexpr (std::is_same_v<T, float>) {
+    return _mm256_maskload_ps(from, mask_of_first(4 * count));
+  } else {
+    return _mm256_maskload_pd(from, mask_of_first(8 * count));
   }
 #else
   Vector<T> vector{};
@@ -104,13 +118,25 @@ inline void store_part(T* to, const Vector<T>& vector, int64_t count) {
     _mm512_mask_storeu_pd(to, static_cast<__mmask8>((1U << count) - 1), vector);
   }
 #elif defined(CPU_CAPABILITY_AVX2)
-  if constexpr (std::is_same_v<T, float>) {
-    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    _mm256_maskstore_ps(to, _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lanes),
-                        vector);
-  } else {
-    const __m256i lanes = _mm256_setr_epi64x(0, 1, 2, 3);
-    _mm256_maskstore_pd(to, _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), lanes), vector);
+  // A store with a mask takes as long as a dozen others on processors of AMD.
+  const auto all = reinterpret_cast<__m256i>(vector);
+  const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+  if (bytes == 32) return store_vector(to, vector);
+  char* at = reinterpret_cast<char*>(to);
+  __m128i half = _mm256_castsi256_si128(all);
+  if ((bytes & 16) != 0) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(at), half);
+    half = _mm256_extracti128_si256(all, 1);
+    at += 16;
+  }
+  if ((bytes & 8) != 0) {
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(at), half);
+    half = _mm_unpackhi_epi64(half, half);
+    at += 8;
+  }
+  if ((bytes & 4) != 0) {
+    const int last = _mm_cvtsi128_si32(half);
+    std::memcpy(at, &last, sizeof(last));
   }
 #else
   // A subscript that the compiler does not know would keep the vector in memory.
@@ -213,11 +239,7 @@ inline void pack_along(const Packing<T>& it, int64_t begin, int64_t steps) {
       rows[j] = Vector<T>{};
       if (j >= wanted || (!kWhole && first + j >= it.count)) continue;
       const T* from = it.from + (first + j) * it.across + begin;
-      if (steps == width) {
-        rows[j] = load_vector(from);
-      } else {
-        std::memcpy(&rows[j], from, static_cast<size_t>(steps) * sizeof(T));
-      }
+      rows[j] = steps == width ? load_vector(from) : load_part(from, steps);
     }
     transpose<T>(rows);
     T* to = it.to + begin * kPanelWidth + first;
@@ -272,6 +294,7 @@ void pack_panel(const Packing<T>& it) {
 template <typename T, int kPanelWidth>
 void pack_across(const Packing<T>& it) {
   constexpr int64_t early = 8, line = 64 / sizeof(T);
+  constexpr int width = kLanesOf<T>;
   const int64_t whole = it.count / kPanelWidth, rest = it.count % kPanelWidth;
   const int64_t panel = it.steps * kPanelWidth;
   for (int64_t p = 0; p < it.steps; ++p) {
@@ -286,8 +309,16 @@ void pack_across(const Packing<T>& it) {
       std::memcpy(to, from, kPanelWidth * sizeof(T));
     }
     if (rest == 0) continue;
-    std::copy(from, from + rest, to);
-    std::fill(to + rest, to + kPanelWidth, T(0));
+    if constexpr (kPanelWidth % width == 0) {
+#pragma GCC unroll 2
+      for (int first = 0; first < kPanelWidth; first += width) {
+        const int64_t count = std::min<int64_t>(rest - first, width);
+        store_vector(to + first, count > 0 ? load_part(from + first, count) : Vector<T>{});
+      }
+    } else {
+      std::copy(from, from + rest, to);
+      std::fill(to + rest, to + kPanelWidth, T(0));
+    }
   }
 }
 
@@ -331,8 +362,8 @@ struct Numbers {
 constexpr int64_t kLongSum = 64;
 
 // Computes one tile of a PanelProduct. `kPackedRows` is the number of rows in a panel of the left
-// factor, or 0 if that is not packed.
-template <typename T, typename Step, int kVectors, int kRows, int kPackedRows>
+// factor, or 0 if that is not packed. `kFetches`: the next panel is fetched.
+template <typename T, typename Step, int kVectors, int kRows, int kPackedRows, bool kFetches>
 void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
   constexpr int width = kLanesOf<T>;
   constexpr bool takes_lanes = Step::kTakesLanes && kPackedRows > 0;
@@ -380,6 +411,14 @@ void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
         }
       }
     }
+    if constexpr (kFetches) {
+      // The last number of each line, for panels need not begin where lines do.
+      constexpr int line = std::min<int>(64 / sizeof(T), kVectors * width);
+#pragma GCC unroll 2
+      for (int last = line - 1; last < kVectors * width; last += line) {
+        __builtin_prefetch(b + it.b_panel + last, 0, 2);
+      }
+    }
     a += a_column;
     b += it.b_row;
   }
@@ -406,21 +445,27 @@ void multiply_tile(const PanelProduct<T>& it, int64_t row, int64_t panel) {
   }
 }
 
-template <typename T, typename Step, int kVectors, int kPackedRows, int... kRows>
+template <typename T, typename Step, int kVectors, int kPackedRows, bool kFetches, int... kRows>
 void multiply_rows(const PanelProduct<T>& it, int64_t row, int64_t panel,
                    std::integer_sequence<int, kRows...> /*rows*/) {
   using Tile = void (*)(const PanelProduct<T>&, int64_t, int64_t);
-  static constexpr Tile kTiles[] = {multiply_tile<T, Step, kVectors, kRows + 1, kPackedRows>...};
+  static constexpr Tile kTiles[] = {
+      multiply_tile<T, Step, kVectors, kRows + 1, kPackedRows, kFetches>...};
   kTiles[std::min<int64_t>(it.m - row, sizeof...(kRows)) - 1](it, row, panel);
 }
 
 template <typename T, typename Step, int kVectors, int kPackedRows>
 void multiply_panels(const PanelProduct<T>& it) {
   constexpr int rows = kProductRows<T>;
+  constexpr auto sizes = std::make_integer_sequence<int, rows>();
   for (int64_t panel = 0; panel < it.num_panels; ++panel) {
-    for (int64_t row = 0; row < it.m; row += rows) {
-      multiply_rows<T, Step, kVectors, kPackedRows>(it, row, panel,
-                                                    std::make_integer_sequence<int, rows>());
+    int64_t row = 0;
+    if (it.fetches_next && panel + 1 < it.num_panels) {
+      multiply_rows<T, Step, kVectors, kPackedRows, true>(it, row, panel, sizes);
+      row += rows;
+    }
+    for (; row < it.m; row += rows) {
+      multiply_rows<T, Step, kVectors, kPackedRows, false>(it, row, panel, sizes);
     }
   }
 }

@@ -1,4 +1,5 @@
 // Products by the kernels of the CPU, for tests and benchmarks.
+#include "cpu/caches.h"
 #include "cpu/product.h"
 #include "python/bind.h"
 #include "run/dtype.h"
@@ -7,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 namespace py = pybind11;
 
@@ -77,6 +79,14 @@ void bind_product(py::module_& module) {
       .def_property_readonly("is_preferred", &BoundProduct::is_preferred,
                              "Whether the engine runs such a product itself.")
       .def("__str__", &BoundProduct::str);
+  module.attr("testing").attr("plant_caches") = py::cpp_function(
+      [](std::optional<std::pair<int64_t, int64_t>> bytes) {
+        cpu::plant_caches(bytes ? std::optional<cpu::Caches>({bytes->first, bytes->second})
+                                : std::nullopt);
+      },
+      "bytes"_a,
+      py::doc("Lets products that are made from now on believe in caches of the first "
+              "and second level of so many bytes; None: in the processor's own."));
 }
 
 }  // namespace torch_ort::python

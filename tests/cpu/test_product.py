@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cpu.regions import crossed
+from tests.cpu.regions import CACHES, crossed
 from torch_ort import _C
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -81,6 +81,24 @@ def test_several_blocks(sizes, form, dtype, isa):
     m, k, n = sizes
     a, b = matrix(m, k, dtype, form[0]), matrix(k, n, dtype, form[1])
     for start in (None, torch.randn(n, dtype=torch.float64).to(dtype).expand(1, n)):
+        assert_near(product(a, b, start, isa), a, b, start)
+
+
+# Right factors of up to 144 rows, which are read where they stand if the caches are wide: less than
+# a tile of rows and several, fewer columns than a panel has and many panels, rows that are a page
+# apart, and sums of more steps than are added at once.
+IN_PLACE = [
+    (5, 300, 70), (12, 129, 64), (13, 257, 999), (50, 513, 1024), (144, 130, 97), (145, 300, 65),
+]  # fmt: skip
+
+
+@crossed(isa=ISAS, dtype=FLOATS, form=FORMS, caches=CACHES, sizes=IN_PLACE)
+def test_right_factors_that_are_read_in_place(sizes, caches, form, dtype, isa, planted):
+    torch.manual_seed(4)
+    planted(caches)
+    m, k, n = sizes
+    a, b = matrix(m, k, dtype, form[0]), matrix(k, n + 3, dtype, form[1])[:, 3:]
+    for start in (None, matrix(m, n, dtype)):
         assert_near(product(a, b, start, isa), a, b, start)
 
 
@@ -214,15 +232,17 @@ def test_infinities_and_nan_stay_where_they_belong(dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("caches", CACHES)
 @pytest.mark.parametrize(
     "sizes",
     [
-        (1000, 300, 400), (64, 513, 1000), (13, 4000, 37), (2000, 64, 5), (1, 3000, 500),
-        (4, 700, 1000), (7, 300, 2000), (16, 40, 40000), (5000, 300, 1),
+        (1000, 300, 400), (64, 513, 1000), (200, 300, 130), (13, 4000, 37), (2000, 64, 5),
+        (1, 3000, 500), (4, 700, 1000), (7, 300, 2000), (16, 40, 40000), (5000, 300, 1),
     ],
 )  # fmt: skip
-def test_the_number_of_threads_changes_no_bit(sizes, dtype):
+def test_the_number_of_threads_changes_no_bit(sizes, caches, dtype, planted):
     torch.manual_seed(5)
+    planted(caches)
     m, k, n = sizes
     for form in FORMS:
         a, b = matrix(m, k, dtype, form[0]), matrix(k, n, dtype, form[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import torch_ort
-from tests.cpu.regions import ISAS, REAL, crossed, read, type_text
+from tests.cpu.regions import CACHES, ISAS, REAL, crossed, read, type_text
 from torch_ort import _C
 
 LISTS = ["none", "one", "all", "run", "prefixes", "scattered", "half"]
@@ -210,10 +211,12 @@ def test_the_number_of_threads_changes_no_bit(sums, kind, dtype):
 
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 @pytest.mark.parametrize("sums", [False, True], ids=["rows", "sums"])
-def test_all_rows_give_the_bits_of_a_dense_product(sums, dtype):
+@pytest.mark.parametrize("caches", CACHES)
+def test_all_rows_give_the_bits_of_a_dense_product(sums, dtype, caches, planted):
     torch.manual_seed(5)
-    for forms in ("NNN", "TNT", "NTN"):
-        case = Case((130, 600, 90), listed("all", 600 if sums else 130), sums, dtype, forms, "row")
+    planted(caches)
+    for forms, m in itertools.product(("NNN", "TNT", "NTN", "NNT"), (130, 200)):
+        case = Case((m, 600, 90), listed("all", 600 if sums else m), sums, dtype, forms, "row")
         dense = torch.empty_like(case.result)
         _C.Product(dense, case.a, case.b, case.start).run()
         assert torch.equal(case.run(), dense)
