@@ -18,6 +18,16 @@ FACTOR = 2
 NAME = "late"
 
 
+def start(op: str, *args: object) -> torch.Tensor:
+    """Start a collective of the group; give its result, which is in flight."""
+    return getattr(torch.ops._c10d_functional, op)(*args, NAME)
+
+
+def wait(x: torch.Tensor) -> torch.Tensor:
+    """Wait for what is in flight."""
+    return torch.ops._c10d_functional.wait_tensor(x)
+
+
 class LateWork(dist.Work):
     def __init__(self, finish: Callable[[], None], group: LateGroup) -> None:
         super().__init__()

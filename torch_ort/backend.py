@@ -67,7 +67,8 @@ def ort(
     def compile_graph() -> tuple[Callable[..., Any], first_run.CompileAgain | None]:
         if not ranks.are_there():
             return compile_alone()
-        return agreement.agree(ranks.groups_in(module, inputs), compile_alone, state)
+        groups, inside = ranks.groups_in(module, inputs), ranks.collectives_inside(module)
+        return agreement.agree(groups, compile_alone, state, inside)
 
     def compile_alone() -> tuple[Callable[..., Any], first_run.CompileAgain | None]:
         refuse_nested(module.graph, inputs)

@@ -315,6 +315,17 @@ TABLE: tuple[Row, ...] = (
          "segment has at most 1 MiB, like the first bucket of DistributedDataParallel. 0: all "
          "gradients are handed out at the end.",
          int, _check_int(0, 2**62)),
+    Row("collective_latency_us", "TORCH_ORT_COLLECTIVE_LATENCY_US", 0, "int",
+         "What communication between the ranks of a graph takes that moves nothing, in "
+         "microseconds. It says, with the next option, how much work is put between the start of a "
+         "collective and the wait for it, and what gathering once more for `memory_budget` costs. "
+         "Set both alike on all ranks. 0: 100 on the CPU, 20 on CUDA. See "
+         "[distributed.md](distributed.md#parameters-and-gradients-in-the-graph).",
+         int, _check_int(0, 10**9)),
+    Row("collective_bytes_per_second", "TORCH_ORT_COLLECTIVE_BYTES_PER_SECOND", 0, "int",
+         "The bytes of the larger of operand and result that a collective moves in a second. 0: "
+         "10**9 on the CPU, as gloo does between processes of one machine, and 2 * 10**11 on CUDA.",
+         int, _check_int(0, 2**62)),
     Row("lazy_logits", "TORCH_ORT_LAZY_LOGITS", False, "bool",
          "Do not compute in the step the logits that a model returns beside a loss that is "
          "computed in chunks. They are computed when they are first read, from the input, the "

@@ -9,8 +9,10 @@ namespace torch_ort::ops {
 
 namespace {
 
+constexpr std::string_view kGather = "_c10d_functional::all_gather_into_tensor";
+
 constexpr std::array<std::string_view, 8> kStarting = {
-    "_c10d_functional::all_gather_into_tensor",
+    kGather,
     "_c10d_functional::all_gather_into_tensor_coalesced",
     "_c10d_functional::all_reduce",
     "_c10d_functional::all_reduce_coalesced",
@@ -27,6 +29,8 @@ bool starts_collective(std::string_view op) {
 }
 
 bool is_collective(const ir::Node& node) { return starts_collective(key_of(node)); }
+
+bool is_gather(const ir::Node& node) { return key_of(node) == kGather; }
 
 bool is_wait(const ir::Node& node) { return key_of(node) == kWaitTensor; }
 

@@ -17,6 +17,8 @@ bool starts_collective(std::string_view op);
 
 // The same of a node.
 bool is_collective(const ir::Node& node);
+// Whether a node starts to gather one tensor of all ranks.
+bool is_gather(const ir::Node& node);
 bool is_wait(const ir::Node& node);
 bool has_collectives(const ir::Graph& graph);
 

@@ -2,6 +2,8 @@
 // where it reports. A context serves one run of the pipeline, or of one pass.
 #pragma once
 
+#include "passes/border/costs.h"
+
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -34,6 +36,8 @@ struct PassContext {
   std::shared_ptr<const Clusters> clusters;
 
   RowSources row_sources;
+
+  Communication communication;
 
   // What cut_backward cuts out, and where it reports. nullptr: nothing.
   Cut* cut = nullptr;

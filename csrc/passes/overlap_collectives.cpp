@@ -32,10 +32,6 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-// What a collective takes that moves nothing, in microseconds, and the bytes that it moves in one,
-// as measured with gloo between processes of one machine (benchmarks/results/decisions.md).
-constexpr double kLatency = 100;
-constexpr double kBytes = 1000;
 constexpr int kMostRounds = 16;
 // How many nodes are looked at on each side.
 constexpr int kWindow = 500;
@@ -56,7 +52,8 @@ bool has_sizes_of_data(const Graph& graph) {
 
 class Overlap {
  public:
-  explicit Overlap(Graph& graph) : graph_(graph), memory_(graph), costs_(graph) {
+  Overlap(Graph& graph, const Communication& communication)
+      : graph_(graph), memory_(graph), costs_(graph, speeds_of_ranks(graph, communication)) {
     for (Node& node : graph.nodes) {
       if (node.is_erased()) continue;
       positions_[&node] = static_cast<int>(nodes_.size());
@@ -157,30 +154,21 @@ class Overlap {
     }
     int rewrites = 0;
     for (const int start : starts) {
-      const double seconds = to_communicate(*nodes_[start]);
+      const double micros = costs_.to_communicate(*nodes_[start]);
       const int wait = first_wait(start, begin, end);
       if (wait < 0) continue;
-      if (work_between(start, wait) < seconds && context.may_rewrite()) {
-        const bool waits_later = wait_later(start, wait, seconds, end);
-        const bool starts_earlier = start_earlier(start, wait, seconds, begin);
+      if (work_between(start, wait) < micros && context.may_rewrite()) {
+        const bool waits_later = wait_later(start, wait, micros, end);
+        const bool starts_earlier = start_earlier(start, wait, micros, begin);
         if (waits_later || starts_earlier)
           ++rewrites;
         else
           context.did_not_rewrite();
       }
-      claim_between(start, wait, seconds);
+      claim_between(start, wait, micros);
     }
     return rewrites;
   }
-
-  double to_communicate(const Node& node) const {
-    double given = 0, made = 0;
-    for (const Value* value : node.inputs) given += value == nullptr ? 0 : bytes_of(*value);
-    for (const Value* value : node.outputs) made += value == nullptr ? 0 : bytes_of(*value);
-    return kLatency + std::max(given, made) / kBytes;
-  }
-
-  double bytes_of(const Value& value) const { return static_cast<double>(costs_.num_bytes(value)); }
 
   int place(int node) const { return places_[node]; }
 
@@ -221,21 +209,21 @@ class Overlap {
     return work;
   }
 
-  void claim_between(int start, int wait, double seconds) {
+  void claim_between(int start, int wait, double micros) {
     double work = 0;
-    for (int i = place(start) + 1; i < place(wait) && work < seconds; ++i) {
+    for (int i = place(start) + 1; i < place(wait) && work < micros; ++i) {
       work += work_of(order_[i]);
       is_claimed_[order_[i]] = true;
     }
   }
 
   // Moves nodes that do not need the wait in front of it.
-  bool wait_later(int start, int wait, double seconds, int end) {
+  bool wait_later(int start, int wait, double micros, int end) {
     double work = work_between(start, wait);
     std::vector<int> moved, staying = {wait};
     marks_[wait] = ++mark_;  // of what stays
     const int first = place(wait), most = std::min(end, first + kWindow);
-    for (int at = first + 1; at < most && work < seconds; ++at) {
+    for (int at = first + 1; at < most && work < micros; ++at) {
       const int node = order_[at];
       if (is_ours(node) || is_claimed_[node] || needs_marked(node)) {
         marks_[node] = mark_;
@@ -252,7 +240,7 @@ class Overlap {
   }
 
   // Moves nodes that the start does not need behind it.
-  bool start_earlier(int start, int wait, double seconds, int begin) {
+  bool start_earlier(int start, int wait, double micros, int begin) {
     double work = work_between(start, wait);
     // Both from the last one to the first one.
     std::vector<int> moved, leading = {start};
@@ -260,7 +248,7 @@ class Overlap {
     for (const int other : needs_[start]) marks_[other] = mark_;
     const int last = place(start), least = std::max(begin, last - kWindow);
     int first = last;
-    for (; first > least && work < seconds; --first) {
+    for (; first > least && work < micros; --first) {
       const int node = order_[first - 1];
       if (marks_[node] == mark_ || is_claimed_[node]) {
         leading.push_back(node);
@@ -299,7 +287,7 @@ class Overlap {
 int overlap_collectives(Graph& graph, PassContext& context) {
   // A size that data tells is known after the node that binds it, of which its readers say nothing.
   if (!ops::has_collectives(graph) || has_sizes_of_data(graph)) return 0;
-  return Overlap(graph).run(context);
+  return Overlap(graph, context.communication).run(context);
 }
 
 }  // namespace torch_ort::passes

@@ -303,7 +303,11 @@ std::vector<PassReport> run_pipeline(ir::Graph& graph, const PipelineOptions& op
   if (options.check >= 1) verify_all(graph, "capture");
   std::vector<PassReport> reports;
   for (const Pass& pass : pipeline()) {
-    if (is_disabled(pass, options.disabled)) continue;
+    if (is_disabled(pass, options.disabled)) {
+      // What it does for checkpoints, recompute_to_budget does for budgets.
+      if (pass.run == gather_again) context.communication.gathers_again = false;
+      continue;
+    }
     std::optional<CountedStrides> strides;
     if (options.check >= 2 && !pass.tells_strides) strides.emplace(graph);
     const Clock::time_point start = Clock::now();

@@ -61,7 +61,8 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
                                  std::optional<std::function<void(std::string)>> dump,
                                  const passes::Budget* budget, const passes::Selection* selection,
                                  passes::BudgetReport* budget_report,
-                                 passes::RowSources row_sources, LeftOut* lazy_logits) {
+                                 passes::RowSources row_sources,
+                                 passes::Communication communication, LeftOut* lazy_logits) {
   passes::PipelineOptions options;
   options.disabled = std::move(disabled);
   options.check = check;
@@ -71,6 +72,7 @@ std::vector<Report> run_pipeline(ir::Graph& graph, std::vector<std::string> disa
       .selection = selection,
       .budget_report = budget_report,
       .row_sources = row_sources,
+      .communication = communication,
       .lazy_logits = lazy_logits == nullptr ? nullptr : &lazy_logits->logits,
   };
   // Python has the graph already, so the callback gets only the name of the pass.
@@ -256,6 +258,15 @@ void bind_passes(py::module_& module) {
              return passes::RowSources{.labels = labels, .padding = padding};
            }),
            py::arg("labels") = true, py::arg("padding") = true);
+  py::class_<passes::Communication>(module, "Communication",
+                                    "How ranks communicate: what a collective takes that moves "
+                                    "nothing, in microseconds, and the bytes that it moves in a "
+                                    "second. 0: what is assumed of the device.")
+      .def(py::init([](double collective_us, double collective_bytes) {
+             return passes::Communication{.collective_us = collective_us,
+                                          .collective_bytes = collective_bytes};
+           }),
+           py::arg("collective_us") = 0, py::arg("collective_bytes") = 0);
   bind_selection(module);
   bind_budget(module);
   bind_lazy_logits(module);
@@ -263,7 +274,9 @@ void bind_passes(py::module_& module) {
              py::arg("disabled") = std::vector<std::string>(), py::arg("bisect") = -1,
              py::arg("check") = 0, py::arg("dump") = py::none(), py::arg("budget") = py::none(),
              py::arg("selection") = py::none(), py::arg("budget_report") = py::none(),
-             py::arg("row_sources") = passes::RowSources(), py::arg("lazy_logits") = py::none());
+             py::arg("row_sources") = passes::RowSources(),
+             py::arg("communication") = passes::Communication(),
+             py::arg("lazy_logits") = py::none());
   module.def("pass_names", [] {
     std::vector<std::string> names;
     for (const passes::Pass& pass : passes::pipeline()) names.emplace_back(pass.name);

@@ -42,8 +42,8 @@ class Binder {
   // The parts that a step writes in tensors of the caller. The addresses of parts in engine memory
   // are in the binding.
   std::vector<PartSpec> take_parts(const Step& step);
-  // Registers the results of the step as views that are made with each context.
-  void add_static_view(const BoundView& view) { binding_.static_views.emplace(step_, &view); }
+  // Registers the results of the step as tensors that are made with each context.
+  void add_static(const BoundStep& step) { binding_.static_results.emplace(step_, &step); }
 
  private:
   plan::PlanOptions plan_options() const;

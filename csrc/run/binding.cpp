@@ -185,7 +185,7 @@ void Binder::bind_steps() {
 }
 
 bool Binder::stands_from_the_start(int slot) const {
-  return has_own_memory(slot) || binding_.static_views.contains(graph_.facts[slot].producer);
+  return has_own_memory(slot) || binding_.static_results.contains(graph_.facts[slot].producer);
 }
 
 std::vector<plan::Workspace> Binder::workspaces() const {
@@ -253,7 +253,7 @@ void Binder::list_slots() {
     is_static[slot] = true;
   }
   for (const PartSpec& part : binding_.parts) is_static[part.place.slot] = true;
-  for (const auto& [step, view] : binding_.static_views) {
+  for (const auto& [step, bound] : binding_.static_results) {
     for (int slot : graph_.steps[step]->outputs) {
       if (slot >= 0) is_static[slot] = true;
     }

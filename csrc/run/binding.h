@@ -15,7 +15,6 @@
 
 namespace torch_ort::run {
 
-struct BoundView;
 class Replay;
 
 // A slot that is a part of another tensor.
@@ -61,10 +60,10 @@ struct Binding : std::enable_shared_from_this<Binding> {
   int num_segments = 1;              // of the backward half; 1 if gradients do not leave early
   int64_t largest_segment_bytes = 0;
   BoundSteps forward, backward;
-  std::map<int, const BoundView*> static_views;  // by step; made with each context
-  std::vector<int> owned;                        // slots with an offset in engine memory
-  std::vector<PartSpec> parts;                   // slots that are parts of these
-  std::vector<int> transient;                    // slots that each call fills
+  std::map<int, const BoundStep*> static_results;  // by step; made with each context
+  std::vector<int> owned;                          // slots with an offset in engine memory
+  std::vector<PartSpec> parts;                     // slots that are parts of these
+  std::vector<int> transient;                      // slots that each call fills
   std::vector<const ViewSpec*> moving_views;
   // What the engine keeps for backward: slots of `transient`, and slots of `owned` whose memory
   // holds what crosses the border.

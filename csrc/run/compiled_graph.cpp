@@ -2,6 +2,8 @@
 
 #include "base/error.h"
 #include "base/failpoint.h"
+#include "ops/aten.h"
+#include "ops/collective.h"
 #include "ops/op.h"
 #include "run/autograd/returned_views.h"
 #include "run/dtype.h"
@@ -69,6 +71,12 @@ std::set<std::string> bound_symbols(const ir::Graph& graph) {
   return bound;
 }
 
+bool may_give_view(const ops::Call& call) {
+  const std::optional<c10::OperatorHandle> op = find_op(call.op, call.overload);
+  return op &&
+         (ops::gives_view(op->schema()) || ops::registry().operator_row(call.op).view_or_copy);
+}
+
 // Fills a CompiledGraph in stages, the last of which decides what crosses the border.
 class GraphCompiler {
  public:
@@ -101,6 +109,7 @@ class GraphCompiler {
   void assign_slots();
   void take_constants();
   void find_late_slots();
+  std::unordered_set<const ir::Value*> find_leaving() const;
   void make_steps();
   void check_symbols() const;
   void find_lifetimes();
@@ -225,7 +234,35 @@ void GraphCompiler::find_late_slots() {
   }
 }
 
+// What CallSite::leaving is about.
+std::unordered_set<const ir::Value*> GraphCompiler::find_leaving() const {
+  std::unordered_set<const ir::Value*> leaving;
+  if (!is_training()) return leaving;
+  leaving.insert(outputs_.begin(), outputs_.end());
+  const std::vector<ops::Call>& calls = made_.calls.calls;
+  const auto add_operands = [&leaving](const ops::Call& call) {
+    for (const ops::Arg& arg : call.args) {
+      if (const auto* value = std::get_if<ir::Value*>(&arg.value)) leaving.insert(*value);
+    }
+  };
+  for (size_t i = calls.size(); i-- > 0;) {
+    const ops::Call& call = calls[i];
+    const bool is_wait = call.op == ops::kWaitTensor;
+    if (i >= made_.num_forward) {
+      for (const ir::Value* made : call.outputs) leaving.erase(made);
+      if (is_wait) add_operands(call);
+      continue;
+    }
+    const bool leaves =
+        std::any_of(call.outputs.begin(), call.outputs.end(),
+                    [&leaving](const ir::Value* value) { return leaving.contains(value); });
+    if (leaves && (is_wait || may_give_view(call))) add_operands(call);
+  }
+  return leaving;
+}
+
 void GraphCompiler::make_steps() {
+  const std::unordered_set<const ir::Value*> leaving = find_leaving();
   made_.steps.reserve(made_.calls.calls.size());
   for (const ops::Call& call : made_.calls.calls) {
     const bool is_unbacked =
@@ -238,7 +275,9 @@ void GraphCompiler::make_steps() {
                                             .constants = constants_,
                                             .options = made_.options,
                                             .on_cpu = made_.device.is_cpu(),
-                                            .is_unbacked = is_unbacked});
+                                            .is_unbacked = is_unbacked,
+                                            .graph = made_,
+                                            .leaving = leaving});
     const ir::Node* node = call.node;
     step->name = node != nullptr ? node->name : call.op;
     if (node != nullptr) {

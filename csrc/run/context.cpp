@@ -58,7 +58,7 @@ Context::Context(std::shared_ptr<Binding> of) : binding(std::move(of)) {
     views[view->slot] = tensor_over(empty_storage, spec, 0);
   }
   RunGuard guard(device);
-  for (const auto& [step, view] : binding->static_views) view->make_static(*this);
+  for (const auto& [step, bound] : binding->static_results) bound->make_static(*this);
 }
 
 void Context::attach(std::vector<Part>& parts, void* data) {

@@ -107,6 +107,8 @@ struct BoundStep {
   virtual void run(Context& context, StepCounts& counts) const = 0;
   // The views that are made with a context and redirected to the memory of each call.
   virtual std::vector<const ViewSpec*> moving_views() const { return {}; }
+  // Makes results that a context has from its beginning on (Binder::add_static).
+  virtual void make_static(Context& /*context*/) const {}
   // The listing of a kernel, one instruction a line; empty if it has none.
   virtual std::string program() const { return {}; }
   // The list of rows that the last run made; nothing if it makes none or has not run.

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import torch_ort
+import torch_ort.parallel
 from torch_ort import _C
 from torch_ort.fallback import FallbackWarning
 
@@ -46,6 +47,51 @@ def one_cannot_capture(rank: int) -> Tensor:
         return call(torch.full((4,), float(rank)))
     finally:
         _C.set_failpoint(None)
+
+
+def one_module_cannot_be_captured(rank: int) -> Tensor:
+    net = torch.nn.Linear(4, 4)
+    torch.nn.init.ones_(net.weight)
+    module = torch_ort.ORTModule(torch_ort.parallel.replicate(net))
+    if rank == 1:
+        fail_at("remove_dead")
+    try:
+        module(torch.full((1, 4), float(rank))).sum().backward()
+    finally:
+        _C.set_failpoint(None)
+    return next(net.parameters()).grad
+
+
+class Total(torch.nn.Module):
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.times):
+            x = total(x)
+        return x
+
+
+def modules_are_captured_differently(rank: int) -> Tensor:
+    return torch_ort.ORTModule(Total(1 + rank))(torch.ones(4))
+
+
+def a_module_fails_on_one(rank: int) -> Tensor:
+    module = torch_ort.ORTModule(Total(1))
+    if rank == 1:
+        fail_at("wait")
+    try:
+        return module(torch.ones(4))
+    finally:
+        _C.set_failpoint(None)
+
+
+def branches_communicate_differently(rank: int) -> Tensor:
+    def other(x: Tensor) -> Tensor:
+        return total(total(x)) if rank == 1 else total(x).exp()
+
+    return compiled(lambda x: torch.cond(x.sum() > 0, total, other, (x,)))(torch.ones(4))
 
 
 def captured_differently(rank: int) -> Tensor:
@@ -94,7 +140,8 @@ FAULTS = {
     each.__name__: each
     for each in (
         one_cannot_capture, captured_differently, one_captures_again, one_captures_alone, one_dies,
-        backward_fails_on_one,
+        backward_fails_on_one, one_module_cannot_be_captured, modules_are_captured_differently,
+        a_module_fails_on_one, branches_communicate_differently,
     )
 }  # fmt: skip
 

@@ -36,8 +36,26 @@ def test_all_run_in_eager_if_one_cannot_capture(tmp_path: Path) -> None:
     assert "failed at remove_dead" in words
 
 
-def test_different_collectives_are_an_error(tmp_path: Path) -> None:
-    for rank, each in enumerate(run("captured_differently", tmp_path)):
+def test_all_modules_run_in_eager_if_one_cannot_be_captured(tmp_path: Path) -> None:
+    for each in run("one_module_cannot_be_captured", tmp_path):
+        assert each["error"] == ""
+        torch.testing.assert_close(each["result"], torch.full((4, 4), 0.5))
+        assert each["counters"]["fallbacks"] == 1
+        assert each["counters"]["forward_runs"] == 0
+        (words,) = each["warnings"]
+        assert "failed at remove_dead" in words
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "captured_differently",
+        "modules_are_captured_differently",
+        "branches_communicate_differently",
+    ],
+)
+def test_different_collectives_are_an_error(name: str, tmp_path: Path) -> None:
+    for rank, each in enumerate(run(name, tmp_path)):
         words = f"ranks of group '0': rank {rank} and others have captured graphs that "
         assert words + "communicate differently" in each["error"]
 
@@ -65,6 +83,13 @@ def test_one_dies(tmp_path: Path) -> None:
     first, _ = run("one_dies", tmp_path)
     assert first["kind"] in ("RuntimeError", "DistBackendError")
     assert first["warnings"] == []  # and nothing runs again in eager PyTorch
+
+
+def test_a_module_that_fails_on_one_is_an_error_there(tmp_path: Path) -> None:
+    first, second = run("a_module_fails_on_one", tmp_path)
+    assert first["error"] == ""
+    assert "failed at wait" in second["error"]
+    assert second["warnings"] == []
 
 
 def test_a_backward_that_fails_on_one_is_an_error_there(tmp_path: Path) -> None:

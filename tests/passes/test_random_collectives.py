@@ -19,6 +19,8 @@ pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without d
 
 SIZE = 4
 MATRIX, GATHERED = f"float[{SIZE},{SIZE}]", f"float[{2 * SIZE},{SIZE}]"
+SPEEDS = {"float32": 1e11, "float64": 5e10, "bfloat16": 1e11}, 1e10
+BUDGETS = [_C.Budget(share, True, *SPEEDS) for share in (0.9, 0.7, 0.4)]
 PASSES = ("join_collectives", "bucket_collectives", "overlap_collectives")
 
 
@@ -131,7 +133,12 @@ def test_results_are_kept(text: str) -> None:
             assert _C.run_pass(name, changed) == 0, name
             for ours, theirs in zip(run(changed.clone()), want, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-        whole = graph.clone()
-        _C.run_pipeline(whole, check=2)
-        for ours, theirs in zip(run(whole), want, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        for budget in (None, *BUDGETS):
+            whole = graph.clone()
+            try:
+                _C.run_pipeline(whole, check=2, budget=budget)
+            except _C.UserError as error:
+                assert "too small for this graph" in str(error)  # noqa: PT017
+                continue
+            for ours, theirs in zip(run(whole), want, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

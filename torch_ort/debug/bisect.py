@@ -14,7 +14,7 @@ import torch
 from torch_ort import _C
 from torch_ort.debug.numbers import Difference, Results, differences, names_of, with_noise
 from torch_ort.engine import compiler
-from torch_ort.engine.passes import disabled_passes, row_sources
+from torch_ort.engine.passes import asked_of_passes, disabled_passes
 from torch_ort.engine.program import Program
 from torch_ort.options import Options, resolve
 from torch_ort.pytorch.generators import TorchGenerators
@@ -82,8 +82,8 @@ class Case:
         """
         graph = self.program.captured.clone()
         options = dataclasses.replace(self.options, exact_random=True)
-        disabled, sources = disabled_passes(options), row_sources(options)
-        reports = _C.run_pipeline(graph, disabled, count, row_sources=sources)
+        disabled = disabled_passes(options)
+        reports = _C.run_pipeline(graph, disabled, count, **asked_of_passes(options))
         optional = {each.name for each in _C.passes() if not each.is_needed}
         return graph, [(name, made) for name, made, _ in reports if name in optional]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -33,20 +34,27 @@ _agreed: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 _rounds: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
-def agree(groups: dict[str, Any], capture: Callable[[], T], state: Any) -> T:
+def agree(
+    groups: dict[str, Any],
+    capture: Callable[[], T],
+    state: Any,
+    inside: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> T:
     """Capture, which fills `state.programs`, and agree with all ranks of the groups that all have.
+
+    `inside` describes, by group, what is communicated where programs do not show it.
 
     Where the ranks communicate differently after the passes, since some decide by what one rank
     sees, all capture again without those. Raises what `capture` raises, Unsupported if another rank
     cannot capture, and UserError if the ranks have different collectives or do not all capture.
     """
-    result = _agree_once(groups, capture, state)
+    result = _agree_once(groups, capture, state, inside)
     if result is not None:
         return result[0]
     state.programs.clear()
     by_rank = (each.name for each in _C.passes() if each.decides_by_rank)
     state.options = replace(state.options, disable=(*state.options.disable, *by_rank))
-    result = _agree_once(groups, capture, state)
+    result = _agree_once(groups, capture, state, inside)
     if result is None:
         first = next(iter(groups.values()))
         _refuse(
@@ -59,8 +67,11 @@ def agree(groups: dict[str, Any], capture: Callable[[], T], state: Any) -> T:
 
 
 def _agree_once(
-    groups: dict[str, Any], capture: Callable[[], T], state: Any
-) -> tuple[T] | None:  # fmt: skip
+    groups: dict[str, Any],
+    capture: Callable[[], T],
+    state: Any,
+    inside: Mapping[str, Sequence[str]],
+) -> tuple[T] | None:
     """Capture and agree; None if the ranks communicate differently."""
     error: Exception | None = None
     digests: dict[str, str] = {}
@@ -71,10 +82,10 @@ def _agree_once(
             raise
         error = raised
     else:
-        names = names_of(state.programs)
+        names = names_of(state.programs) | inside.keys()
         groups |= ranks.groups_named(names)
         state.communicates = bool(names)
-        digests = {name: digest_of(state.programs, name) for name in groups}
+        digests = {name: digest_of(state.programs, name, inside.get(name, ())) for name in groups}
         is_known = all(digests[name] in _agreed.get(group, ()) for name, group in groups.items())
         if not state.communicates or is_known:
             return (result,)
@@ -122,28 +133,42 @@ def forget() -> None:
     _agreed.clear()
 
 
-def names_of(programs: Sequence[Program]) -> list[str]:
+def names_of(programs: Sequence[Program]) -> set[str]:
     """Name the groups that graphs communicate in."""
-    found = {
-        node["attrs"]["group_name"]
-        for program in programs
-        for node in program.graph.nodes()
-        if "group_name" in node["attrs"]
-    }
-    return sorted(found)
+    return {name for program in programs for name in _group_names(program.graph)}
 
 
-def digest_of(programs: Sequence[Program], group: str) -> str:
+def digest_of(programs: Sequence[Program], group: str, inside: Sequence[str]) -> str:
     """Give a digest that is equal on ranks that communicate alike."""
-    text = "\n".join(line for program in programs for line in _lines(program, group))
+    lines = (line for program in programs for line in _lines(program.graph, group))
+    text = "\n".join([*lines, *inside])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _lines(program: Program, group: str) -> Iterator[str]:
+def _bodies(node: dict[str, Any]) -> Iterator[tuple[str, _C.Graph]]:
+    """Give the graphs that an If or a Loop runs, with the names of the attributes they are in."""
+    for name, value in node["attrs"].items():
+        if isinstance(value, _C.Graph):
+            yield name, value
+
+
+def _group_names(graph: _C.Graph) -> Iterator[str]:
+    for node in graph.nodes():
+        if "group_name" in node["attrs"]:
+            yield node["attrs"]["group_name"]
+        for _, body in _bodies(node):
+            yield from _group_names(body)
+
+
+def _lines(graph: _C.Graph, group: str) -> Iterator[str]:
     """Describe the collectives of a graph among the ranks of a group, in their order."""
-    types = program.graph.types()
-    for node in program.graph.nodes():
+    types = graph.types()
+    for node in graph.nodes():
         attributes = node["attrs"]
+        for name, body in _bodies(node):
+            inside = [*_lines(body, group)]
+            if inside:
+                yield from (f"{node['op']} {name}", *inside, "end")
         operator = attributes.get("operator", "")
         if not operator.startswith("_c10d_functional::") or attributes.get("group_name") != group:
             continue

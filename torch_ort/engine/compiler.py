@@ -12,7 +12,7 @@ import torch
 
 from torch_ort import _C
 from torch_ort.engine import budget, cuda, onnx_files, out_forms, tuning
-from torch_ort.engine.passes import disabled_passes, row_sources
+from torch_ort.engine.passes import asked_of_passes, disabled_passes
 from torch_ort.engine.program import Program
 from torch_ort.fallback import asked_for, stage
 from torch_ort.options import session_options
@@ -108,7 +108,7 @@ def _run_pipeline(
     left_out = _C.LeftOut() if options.lazy_logits and program.can_be_lazy else None
     program.passes = _C.run_pipeline(
         program.graph, [*disabled_passes(options), *without], options.bisect, options.check,
-        lazy_logits=left_out, row_sources=row_sources(options), **asked,
+        lazy_logits=left_out, **asked_of_passes(options), **asked,
     )  # fmt: skip
     program.lazy_logits = [] if left_out is None else left_out.logits
 
@@ -149,7 +149,7 @@ def recomputable(program: Program, options: Options) -> _C.BudgetReport:
     _C.run_pipeline(
         program.captured.clone(), disabled_passes(options), options.bisect,
         selection=budget.selection_of_options(options, lists_all=True), budget_report=listed,
-        row_sources=row_sources(options),
+        **asked_of_passes(options),
     )  # fmt: skip
     return listed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch_ort import _C
 from torch_ort.core.switches import OTHER_SWITCHES
@@ -36,7 +36,12 @@ def disabled_in_files(options: Options) -> list[str]:
     return [*disabled_passes(options), *written]
 
 
-def row_sources(options: Options) -> _C.RowSources:
-    """Tell which inputs may say what rows nobody reads."""
+def asked_of_passes(options: Options) -> dict[str, Any]:
+    """Give what options say to passes that run: keyword arguments of `_C.run_pipeline`."""
     asked = session_options(options)
-    return _C.RowSources(labels=asked.rows_by_labels, padding=asked.rows_by_padding)
+    return {
+        "row_sources": _C.RowSources(labels=asked.rows_by_labels, padding=asked.rows_by_padding),
+        "communication": _C.Communication(
+            options.collective_latency_us, options.collective_bytes_per_second
+        ),
+    }

@@ -30,7 +30,7 @@ from torch_ort.core.policy import (
     ORTModuleTorchModelException,
 )
 from torch_ort.core.user_code import calling_line, warn_at
-from torch_ort.engine import watchers
+from torch_ort.engine import agreement, watchers
 from torch_ort.functions.capturing import policy_of
 from torch_ort.guards.hooks import gathered_part, hook_with_effects
 from torch_ort.guards.number_places import AssignedNumbers, NumberPlace
@@ -39,7 +39,7 @@ from torch_ort.options import Options, ORTModuleOptions
 from torch_ort.ortmodule.debug_options import DebugOptions
 from torch_ort.ortmodule.graph_optimizers import rewrite_for
 from torch_ort.ortmodule.saved_files import SavedFiles
-from torch_ort.pytorch import versions
+from torch_ort.pytorch import ranks, versions
 from torch_ort.pytorch.generators import TorchGenerators
 from torch_ort.pytorch.module_compat import pytree
 from torch_ort.pytorch.trace_compat import (
@@ -259,6 +259,8 @@ class Calls:
     ) -> Any:
         """Run a call after the first run of its graph has failed."""
         capture, error = captured.capture, failure.error
+        if captured.state.communicates:  # other ranks take part in this run alone
+            raise error
         if captured.is_proven and isinstance(error, RuntimeError | IndexError):
             # Some kernels treat sizes of 0 specially, so these get a graph of their own.
             capture.refuse_empty()
@@ -496,13 +498,20 @@ class Calls:
         say_run = functools.partial(logs.say_run, self.logger)
         says = logs.says_captured(self.logger)
         state = GraphState(self._options, self._files, rewrite, say_run, names_inputs=says)
-        _thread.is_capturing = True
-        try:
-            capture = capture_module(
+
+        def capture_alone() -> ModuleCapture:
+            return capture_module(
                 self._module, args, kwargs, state, numbers=names,
                 places=places, are_fixed=are_fixed, run=self._run_plain,
                 functions=policy_of(self.settings), is_inside=self.is_inside,
             )  # fmt: skip
+
+        _thread.is_capturing = True
+        try:
+            if ranks.are_there():
+                capture = agreement.agree(ranks.groups_of(self._module), capture_alone, state)
+            else:
+                capture = capture_alone()
         finally:
             _thread.is_capturing = False
         watchers.note(state.programs)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch import fx
+from torch import fx, nn
 
 from torch_ort.pytorch.private import OpOverload, OpOverloadPacket, _resolve_process_group
 
@@ -31,15 +31,28 @@ def groups_in(module: fx.GraphModule, inputs: Sequence[Any]) -> dict[str, Any]:
     for mesh in _meshes(inputs):
         for group in mesh.get_all_groups():
             groups[group.group_name] = group
-    for name in _names(module):
+    for _, _, name in _collectives(module):
         groups.setdefault(name, _resolve_process_group(name))
+    return _of_several_ranks(groups)
+
+
+def groups_of(module: nn.Module) -> dict[str, Any]:
+    """Give the process groups of the parts of a module that communicate by themselves, by name.
+
+    A class of such modules has a group as its attribute `communicates_in` (torch_ort/parallel.py).
+    """
+    found = (getattr(type(part), "communicates_in", None) for part in module.modules())
+    return _of_several_ranks({each.group_name: each for each in found if each is not None})
+
+
+def groups_named(names: Iterable[str]) -> dict[str, Any]:
+    """Give the process groups of several ranks that have some names, in their order."""
+    return _of_several_ranks({name: _resolve_process_group(name) for name in names})
+
+
+def _of_several_ranks(groups: Mapping[str, Any]) -> dict[str, Any]:
+    """Give those of several ranks, in the order of their names, which is that of all ranks."""
     return {name: groups[name] for name in sorted(groups) if groups[name].size() > 1}
-
-
-def groups_named(names: Sequence[str]) -> dict[str, Any]:
-    """Give the process groups of several ranks that have some names."""
-    groups = {name: _resolve_process_group(name) for name in names}
-    return {name: group for name, group in groups.items() if group.size() > 1}
 
 
 def _meshes(inputs: Sequence[Any]) -> Iterator[Any]:
@@ -51,16 +64,31 @@ def _meshes(inputs: Sequence[Any]) -> Iterator[Any]:
             yield value.device_mesh
 
 
-def _names(module: fx.GraphModule) -> Iterator[str]:
-    for part in module.modules():
+def collectives_inside(module: fx.GraphModule) -> dict[str, list[str]]:
+    """Describe what graphs communicate that operators take, such as the branches of torch.cond.
+
+    Such an operator may be one node that calls Python. The lines are by the name of the group, in
+    the order of the graphs.
+    """
+    found: dict[str, list[str]] = {}
+    for path, node, name in _collectives(module):
+        if path:
+            rest = [each for each in node.args if isinstance(each, str | int | list)]
+            found.setdefault(name, []).append(f"{path}: {node.target} {rest}")
+    return found
+
+
+def _collectives(module: fx.GraphModule) -> Iterator[tuple[str, fx.Node, str]]:
+    """Give what communicates in a graph and in those in it, which have a path, and its group."""
+    for path, part in module.named_modules():
         for node in part.graph.nodes if isinstance(part, fx.GraphModule) else ():
             given = _group_argument(node)
             if isinstance(given, fx.Node):
                 given = given.meta.get("example_value")
+            if isinstance(given, dist.ProcessGroup):
+                given = given.group_name
             if isinstance(given, str):
-                yield given
-            elif isinstance(given, dist.ProcessGroup):
-                yield given.group_name
+                yield path, node, given
 
 
 def _group_argument(node: fx.Node) -> Any:

@@ -1,5 +1,6 @@
 #include "passes/border/border.h"
 
+#include "ops/collective.h"
 #include "ops/op.h"
 #include "passes/halves.h"
 
@@ -34,7 +35,18 @@ bool Border::is_constant(const Value& value) {
 }
 
 bool Border::may_repeat(const ir::Node& node) const {
-  if (!ops::is_pure(node) || !ir::bodies(node).empty()) return false;
+  return ops::is_pure(node) && ir::bodies(node).empty() && values_allow_repeat(node);
+}
+
+bool Border::may_gather_again(const ir::Node& node) const {
+  if (!ops::is_gather(node) || !values_allow_repeat(node)) return false;
+  const auto& uses = node.outputs[0]->uses;
+  if (uses.size() != 1 || uses[0].node == nullptr) return false;
+  const ir::Node& reader = *uses[0].node;
+  return ops::is_wait(reader) && !is_backward(&reader) && values_allow_repeat(reader);
+}
+
+bool Border::values_allow_repeat(const ir::Node& node) const {
   if (node.recompute == "must_save" || node.recompute == "prefer_save") return false;
   const auto is_in_reach = [this](const Value* value) {
     return value == nullptr ||

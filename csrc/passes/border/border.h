@@ -27,8 +27,15 @@ class Border {
   static bool is_constant(const ir::Value& value);
   // Whether a second run of the node gives the same, as far as its op and its values decide.
   bool may_repeat(const ir::Node& node) const;
+  // Whether a node starts to gather a tensor, and the only reader of that waits for it, so that
+  // both may run again together.
+  bool may_gather_again(const ir::Node& node) const;
 
  private:
+  // Whether nobody asks to save the results of the node, and its values have known sizes and keep
+  // what is in them.
+  bool values_allow_repeat(const ir::Node& node) const;
+
   const SharedMemory memory_;
   const KnownSizes sizes_;
   const std::unordered_set<const ir::Node*> backward_;

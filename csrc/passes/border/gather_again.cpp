@@ -4,10 +4,10 @@
 // if torch.utils.checkpoint asks for it and x can be had again: it is an input of the graph, as the
 // shard of a parameter is, or a view or cast of one, or backward reads it anyway. Then the gathered
 // tensor, which is as many times as large as there are ranks, is not held between the halves. No
-// other collective is repeated: that of an all_gather alone is less work than holding its result.
+// other collective is repeated: the result of a sum over ranks is no larger than its operand.
+// Gathers that nobody marks are repeated by recompute_to_budget.cpp.
 
 #include "ir/edit.h"
-#include "ops/aten.h"
 #include "ops/collective.h"
 #include "ops/op.h"
 #include "passes/border/mover.h"
@@ -26,8 +26,6 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-constexpr const char* kAllGather = "_c10d_functional::all_gather_into_tensor";
-
 class Gathering {
  public:
   explicit Gathering(Graph& graph) : graph_(graph), memory_(graph) {
@@ -36,7 +34,7 @@ class Gathering {
 
   bool repeat(Node& wait, PassContext& context) {
     const Node* start = ops::collective_of(wait);
-    if (start == nullptr || ops::key_of(*start) != kAllGather) return false;
+    if (start == nullptr || !ops::is_gather(*start)) return false;
     if (!asks_recompute(*start) || memory_.leaves(wait.outputs[0])) return false;
     views_.clear();
     first_ = nullptr;

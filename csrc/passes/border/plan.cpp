@@ -1,6 +1,7 @@
 #include "passes/border/plan.h"
 
 #include "base/error.h"
+#include "ops/collective.h"
 #include "ops/op.h"
 #include "passes/border/border.h"
 #include "passes/border/costs.h"
@@ -56,9 +57,11 @@ struct Tensor {
   double price = 1;  // of one of its bytes, times that of the cut
 };
 
-// A node of the forward half.
+// A node of the forward half. One that waits for a gather is a step with it, if both may be
+// repeated.
 struct Step {
   Node* node = nullptr;
+  const Node* gather = nullptr;
   std::vector<int> inputs, outputs;  // positions among the tensors
   double micros = 0;
   bool is_view = false;
@@ -78,12 +81,16 @@ struct Outcome {
 
 class Joint {
  public:
-  explicit Joint(Graph& graph, const Speeds& speeds)
-      : border_(graph), costs_(graph, speeds), backward_(backward_half(graph)) {
+  Joint(Graph& graph, const Speeds& measured, const Communication& communication)
+      : border_(graph),
+        costs_(graph,
+               ops::has_collectives(graph) ? speeds_of_ranks(graph, communication) : measured),
+        gathers_again_(communication.gathers_again),
+        backward_(backward_half(graph)) {
     for (size_t i = 0; i < backward_.size(); ++i) position_[backward_[i]] = static_cast<int>(i);
     for (Node& node : graph.nodes) {
       if (is_border(&node)) break;
-      if (!node.is_erased()) add_step(node);
+      if (!node.is_erased() && !may_gather_again(node)) add_step(node);
     }
     for (const Value& value : graph.values) {
       for (const ir::Use& use : value.uses) note_read(&value, use.node);
@@ -303,7 +310,9 @@ class Joint {
     const int index = static_cast<int>(steps_.size());
     Step& step = steps_.emplace_back();
     step.node = &node;
-    for (const Value* input : node.inputs) {
+    const Node* start = ops::collective_of(node);
+    if (start != nullptr && may_gather_again(*start)) step.gather = start;
+    for (const Value* input : step.gather == nullptr ? node.inputs : start->inputs) {
       if (input != nullptr && !Border::is_constant(*input)) {
         step.inputs.push_back(add_tensor(*input, kNone));
       }
@@ -312,11 +321,16 @@ class Joint {
     step.is_view = ops::is_view(node) && !step.inputs.empty() && node.inputs[0] != nullptr &&
                    !Border::is_constant(*node.inputs[0]);
     step.micros = is_inside(node, step.group) ? costs_.to_compute(node) : costs_.to_run(node);
-    step.is_repeatable = is_repeatable(node);
+    if (step.gather != nullptr) step.micros = costs_.to_communicate(*start);
+    step.is_repeatable = step.gather != nullptr || is_repeatable(node);
     step.is_sum = step.group != kNone && ops::fused_form(node).is_reduction();
     for (const Value* output : node.outputs) {
       if (output != nullptr) step.outputs.push_back(add_tensor(*output, index));
     }
+  }
+
+  bool may_gather_again(const Node& node) const {
+    return gathers_again_ && border_.may_gather_again(node);
   }
 
   // Whether the result of the node is read only in its own region.
@@ -400,6 +414,7 @@ class Joint {
 
   const Border border_;
   const Costs costs_;
+  const bool gathers_again_;
   const std::vector<Node*> backward_;
   std::unordered_map<const Node*, int> position_;  // in the backward half
   std::unordered_map<const Value*, int> index_of_;
@@ -456,7 +471,7 @@ void write_down(const Joint& joint, const Outcome& best, const std::vector<int>&
   for (size_t i = 0; i < joint.steps().size(); ++i) {
     if (!best.is_made[i]) continue;
     const Step& step = joint.steps()[i];
-    plan.again.push_back({step.node, joint.backward_node(best.place[i]), segments[i]});
+    plan.again.push_back({step.node, step.gather, joint.backward_node(best.place[i]), segments[i]});
     int64_t bytes = 0;
     for (int output : step.outputs) {
       const Tensor& tensor = joint.tensors()[output];
@@ -464,8 +479,8 @@ void write_down(const Joint& joint, const Outcome& best, const std::vector<int>&
     }
     if (bytes == 0 && step.group != kNone) continue;
     if (step.is_view) continue;
-    report.made.push_back(
-        {step.node->name, step.node->op.str(), step.node->origin, bytes, step.micros});
+    const Node& made = step.gather == nullptr ? *step.node : *step.gather;
+    report.made.push_back({made.name, made.op.str(), made.origin, bytes, step.micros});
   }
 }
 
@@ -629,8 +644,9 @@ class Chooser {
 
 }  // namespace
 
-RecomputePlan plan_recompute(Graph& graph, const Selection& selection, const Clusters& clusters) {
-  const Joint joint(graph, selection.speeds);
+RecomputePlan plan_recompute(Graph& graph, const Selection& selection, const Clusters& clusters,
+                             const Communication& communication) {
+  const Joint joint(graph, selection.speeds, communication);
   const Chooser chooser(joint, selection, clusters);
   RecomputePlan plan;
   plan.report.dense_bytes = plan.report.allowed_bytes = chooser.dense().peak_bytes;
@@ -642,8 +658,9 @@ RecomputePlan plan_recompute(Graph& graph, const Selection& selection, const Clu
   return plan;
 }
 
-RecomputePlan plan_recompute(Graph& graph, const Budget& budget) {
-  Joint joint(graph, budget.speeds);
+RecomputePlan plan_recompute(Graph& graph, const Budget& budget,
+                             const Communication& communication) {
+  Joint joint(graph, budget.speeds, communication);
   joint.find_widths();
   const size_t num_steps = joint.steps().size();
   Outcome best = joint.follow(std::vector<bool>(num_steps, false));

@@ -22,6 +22,8 @@ namespace torch_ort::passes {
 // One node of the forward half that is recomputed.
 struct Again {
   ir::Node* node;
+  // The gather that it waits for, which is repeated before it; nullptr for all other nodes.
+  const ir::Node* gather;
   // The node of the backward half before which it is recomputed: the first that reads its result,
   // or anything that is recomputed from it.
   ir::Node* before;
@@ -34,12 +36,14 @@ struct RecomputePlan {
 };
 
 // Plans for a budget; does not change the graph. Throws UserError, with the least possible bytes,
-// if no choice stays within the budget.
-RecomputePlan plan_recompute(ir::Graph& graph, const Budget& budget);
+// if no choice stays within the budget. Where ranks communicate they all plan alike: by the sizes
+// of the graph, and not by the speeds that each of them has measured.
+RecomputePlan plan_recompute(ir::Graph& graph, const Budget& budget,
+                             const Communication& communication);
 
 // Plans what is selected by name, whatever that saves. Nodes that cannot run again, or need a value
 // that is not available, are not recomputed.
-RecomputePlan plan_recompute(ir::Graph& graph, const Selection& selection,
-                             const Clusters& clusters);
+RecomputePlan plan_recompute(ir::Graph& graph, const Selection& selection, const Clusters& clusters,
+                             const Communication& communication);
 
 }  // namespace torch_ort::passes

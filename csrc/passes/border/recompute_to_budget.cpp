@@ -2,10 +2,11 @@
 // either is set (passes/border/budget.h). The nodes that plan.h chooses are added to the
 // backward half just before their results are read. Products, attention and PyTorch's operators run
 // again unchanged, and so compute the same bits; random draws depend on positions, and are repeated
-// as well. Nodes of regions are copied, and fuse_regions fuses the copies. A value that a region
-// writes once more for another product (rebuild_values.cpp) is not read from a copy instead: it
-// would be held from the first product to the second, and a region that reads its inputs anyway
-// writes it in no measurable time.
+// as well. Of communication between ranks gathers alone are repeated, by all ranks. Nodes of
+// regions are copied, and fuse_regions fuses the copies. A value that a region writes once more for
+// another product (rebuild_values.cpp) is not read from a copy instead: it would be held from the
+// first product to the second, and a region that reads its inputs anyway writes it in no measurable
+// time.
 //
 // Nodes that are recomputed for different parts of the forward half are never fused, because their
 // results would all be live from the first of these parts on.
@@ -102,9 +103,10 @@ int recompute_to_budget(Graph& graph, PassContext& context) {
   if (!is_asked || backward_nodes(graph).empty()) return 0;
   Sinker(graph).run();
   const Clock::time_point start = Clock::now();
-  RecomputePlan plan = context.budget != nullptr
-                           ? plan_recompute(graph, *context.budget)
-                           : plan_recompute(graph, *context.selection, *context.clusters);
+  RecomputePlan plan =
+      context.budget != nullptr
+          ? plan_recompute(graph, *context.budget, context.communication)
+          : plan_recompute(graph, *context.selection, *context.clusters, context.communication);
   plan.report.plan_ms = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   if (context.budget_report != nullptr) *context.budget_report = plan.report;
 
@@ -113,6 +115,7 @@ int recompute_to_budget(Graph& graph, PassContext& context) {
   int rewrites = 0;
   for (const Again& again : plan.again) {
     if (!context.may_rewrite()) break;
+    if (again.gather != nullptr) mover.copy(*again.gather, *again.before);
     Node& copy = mover.copy(*again.node, *again.before);
     copy.segment = again.segment;
     nodes.insert(nodes.end(), {again.node, &copy});

@@ -2,9 +2,13 @@
 //
 // PyTorch's process group does it in threads or on streams of its own, and holds references to the
 // tensors that it reads and writes. A reference keeps memory of PyTorch's from being freed, but not
-// memory of the engine from being used again. Results have memory of PyTorch's. Operands may be in
-// memory of the engine: the wait reads them too, so that the plan keeps them as they are until
-// then.
+// memory of the engine from being used again. Operands may be in memory of the engine: the wait
+// reads them too, so that the plan keeps them as they are until then.
+//
+// The result of an operator that has a form in place is in planned memory: where its operand is if
+// nothing else reads that. What is waited for is a view of it. Other results have memory of
+// PyTorch's, as all have that the caller waits for, or that leave the forward half of a training
+// graph.
 #pragma once
 
 namespace torch_ort::run {

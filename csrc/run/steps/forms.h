@@ -11,6 +11,7 @@
 #include <array>
 #include <memory>
 #include <optional>
+#include <unordered_set>
 
 namespace torch_ort::run {
 
@@ -21,8 +22,12 @@ struct CallSite {
   const Slots& slots;
   const Constants& constants;
   const SessionOptions& options;
-  bool on_cpu;       // whether the program runs on the CPU
-  bool is_unbacked;  // a result cannot be planned; see SlotFacts::unbacked
+  bool on_cpu;                 // whether the program runs on the CPU
+  bool is_unbacked;            // a result cannot be planned; see SlotFacts::unbacked
+  const CompiledGraph& graph;  // with the steps of the calls before this one
+  // What of the forward half the caller gets, or waits of the backward half wait for, and what that
+  // is a view of.
+  const std::unordered_set<const ir::Value*>& leaving;
 
   int slot(const ir::Value* value) const;
   std::vector<int> output_slots() const;  // -1: nobody reads the result

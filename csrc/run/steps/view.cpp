@@ -134,7 +134,7 @@ BoundView::BoundView(const OperatorStep& step, int viewed, Binder& binder)
   is_done = has_known_args() && binder.stands_from_the_start(base) &&
             (kind == plan::Kind::kPlanned || kind == plan::Kind::kConstant);
   if (is_done) {
-    binder.add_static_view(*this);
+    binder.add_static(*this);
   } else if (binder.spec(base).known && may_move(of, binder)) {
     describe_views(binder);
   }

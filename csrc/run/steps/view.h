@@ -24,7 +24,7 @@ struct BoundView : BoundStep {
   std::vector<const ViewSpec*> moving_views() const override;
   void run(Context& context, StepCounts& counts) const override;
   // Throws UserError if the results have another layout than the plan assumed.
-  void make_static(Context& context) const;
+  void make_static(Context& context) const override;
 
  private:
   bool has_known_args() const;
