@@ -10,7 +10,7 @@ same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -52,8 +52,8 @@ def shard(
         The module.
 
     Raises:
-        UserError: The mesh has several dims, a parameter has none or is a DTensor, or a module is a
-            recurrent layer or changed by `shard` or `replicate` already.
+        UserError: The mesh has several dims, a parameter has none or is a DTensor, or `shard` or
+            `replicate` has changed a module already.
     """
     mesh = _mesh_of(module, mesh)
 
@@ -72,7 +72,7 @@ def shard(
     for parameter in list(module.parameters()):
         split = distribute_tensor(parameter.data, mesh, [Shard(0)])
         _replace(module, parameter, nn.Parameter(split, parameter.requires_grad))
-    _read_by(module, read)
+    _read_by(module, read, mesh.get_group())
     return module
 
 
@@ -100,7 +100,7 @@ def replicate(module: M, mesh: DeviceMesh | None = None) -> M:
     def read(parameter: Tensor) -> Tensor:
         return _SumOfGradients.apply(parameter, group.group_name, mesh.size())
 
-    _read_by(module, read)
+    _read_by(module, read, group)
     return module
 
 
@@ -146,16 +146,13 @@ def _mesh_of(module: nn.Module, mesh: DeviceMesh | None) -> DeviceMesh:
     for name, part in module.named_modules():
         if isinstance(part, _Parallel):
             raise UserError(f"parallel: module '{name}': shard or replicate has changed it already")
-        if isinstance(part, nn.RNNBase):
-            raise UserError(
-                f"parallel: module '{name}': got a recurrent layer, which keeps its parameters in "
-                "lists of its own; use fully_shard or DistributedDataParallel"
-            )
     return mesh
 
 
 class _Parallel:
     """Marks classes of modules that communicate where they read their parameters."""
+
+    communicates_in: ClassVar[dist.ProcessGroup]
 
 
 def _owners(module: nn.Module) -> Iterator[tuple[nn.Module, list[str]]]:
@@ -174,16 +171,22 @@ def _replace(module: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
                 part._parameters[name] = new
 
 
-def _read_by(module: nn.Module, read: Read) -> None:
-    """Let modules read their parameters by a function.
+def _read_by(module: nn.Module, read: Read, group: dist.ProcessGroup) -> None:
+    """Let modules read their parameters by a function, which communicates in a group.
 
     The parameters stay where they are. A property of the class comes before them where the name is
     looked up.
     """
     for part, names in list(_owners(module)):
-        properties = {name: property(_reader(name, read)) for name in names}
+        properties: dict[str, Any] = {name: property(_reader(name, read)) for name in names}
         kind = type(part)
-        words = {"__doc__": kind.__doc__, "__module__": kind.__module__}
+        if isinstance(part, nn.RNNBase):
+            properties |= _of_recurrent_layer
+        words = {
+            "__doc__": kind.__doc__,
+            "__module__": kind.__module__,
+            "communicates_in": group,
+        }
         part.__class__ = type(kind.__name__, (_Parallel, kind), {**properties, **words})
 
 
@@ -194,3 +197,17 @@ def _reader(name: str, read: Read) -> Callable[[nn.Module], Tensor]:
         return read(parameter)
 
     return get
+
+
+def _flat_weights(self: nn.RNNBase) -> list[Tensor | None]:
+    return [getattr(self, name, None) for name in self._flat_weights_names]
+
+
+# A recurrent layer keeps its parameters in a list, too, and on GPUs in one piece of memory. Both
+# would be of parameters that nobody has gathered. It also reads all of them in each call, to see
+# whether they are those of the list, which is read anew here.
+_of_recurrent_layer = {
+    "_flat_weights": property(_flat_weights, lambda self, value: None),
+    "_weights_have_changed": lambda self: False,
+    "flatten_parameters": lambda self: None,
+}

@@ -11,7 +11,7 @@ import graph_parallel
 import pytest
 import tensor_parallel
 import torch.distributed as dist
-from graph_parallel import CASES, STEPS
+from graph_parallel import CASES
 from processes import run_script
 
 pytestmark = [
@@ -50,7 +50,7 @@ def test_trains_as_pytorch_does(name: str, ranks: int, results_of) -> None:
         assert found["names"] == list(tensor_parallel.Decoder().state_dict())
         counters = found["counters"]
         assert counters["fallbacks"] == counters["graph_breaks"] == 0
-        runs = STEPS if case.is_compiled else 0
+        runs = case.steps if case.is_compiled else 0
         assert counters["forward_runs"] == counters["backward_runs"] == runs
         # Small ones are joined: a gather in each half or in one, and a sum of gradients.
         of_each_step = {"replicas": 1, "shards that are held": 2}.get(name, 3)
@@ -67,12 +67,19 @@ def test_gathered_parameters_are_not_held(results_of) -> None:
 
 def test_what_is_refused(results_of) -> None:
     for of_rank in results_of(2):
-        mesh, twice, inside, scalar, recurrent = of_rank["refusals"]
+        mesh, twice, inside, scalar = of_rank["refusals"]
         assert "mesh: got 2 dims, want 1; pass one of its dims" in mesh
         assert "parameter 'weight': got a DTensor, want a plain tensor" in twice
         assert "module '0': shard or replicate has changed it already" in inside
         assert "parameter 'scale': got 0 dims, want 1 or more" in scalar
-        assert "got a recurrent layer, which keeps its parameters in lists of its own" in recurrent
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_recurrent_layers(ranks: int, results_of) -> None:
+    for of_rank in results_of(ranks):
+        found = of_rank["recurrent"]
+        assert len(found) == 4
+        assert max(found.values()) <= 1e-5, found
 
 
 @pytest.mark.parametrize("ranks", RANKS)
