@@ -28,7 +28,7 @@ from torch.nn import functional as F
 import torch_ort
 from torch_ort.fallback import FallbackWarning
 
-STEPS = 20
+STEPS, FEW = 20, 8
 WORDS, WIDTH, HEADS, LENGTH = 48, 32, 4, 16
 
 
@@ -71,10 +71,10 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 2) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.blocks = nn.ModuleList(Block() for _ in range(depth))
         self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WORDS, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -133,16 +133,19 @@ class Case(NamedTuple):
     loss_is_split: bool = False
     is_sharded: bool = False  # by fully_shard over the other dim of the mesh
     road: str = "compile"
+    steps: int = STEPS
+    depth: int = 2
 
 
 CASES = {
     "tensors": Case(by_tensors),
-    "words and head": Case(by_words),
+    "words and head": Case(by_words, steps=FEW, depth=1),
     "sequence": Case(by_sequence),
-    "loss": Case(by_loss, loss_is_split=True),
-    "bfloat16": Case(by_tensors, torch.bfloat16),
-    "sequences of several lengths": Case(by_sequence, lengths=(16, 20, 12, 24)),
-    "ORTModule": Case(by_tensors, road="ORTModule"),
+    "loss": Case(by_loss, loss_is_split=True, steps=FEW, depth=1),
+    "bfloat16": Case(by_tensors, torch.bfloat16, steps=FEW, depth=1),
+    "several lengths": Case(by_tensors, lengths=(16, 20, 12, 24), steps=FEW, depth=1),
+    "sequences of several lengths": Case(by_sequence, lengths=(16, 20, 12, 24), steps=FEW, depth=1),
+    "ORTModule": Case(by_tensors, road="ORTModule", steps=FEW, depth=1),
 }
 SHARDED_CASES = {"tensors and shards": Case(by_tensors, is_sharded=True)}
 
@@ -153,7 +156,7 @@ def whole(x: torch.Tensor) -> torch.Tensor:
 
 def prepared(case: Case, mesh: DeviceMesh) -> Decoder:
     torch.manual_seed(0)
-    net = Decoder().to(case.dtype)
+    net = Decoder(case.depth).to(case.dtype)
     case.split(net, mesh["tensors"])
     if case.is_sharded:
         for block in net.blocks:
@@ -186,7 +189,7 @@ def run(case: Case) -> dict[str, Any]:
     difference, kinds, losses = 0.0, set(), [[], []]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for step in range(STEPS):
+        for step in range(case.steps):
             torch.manual_seed(100 + step)
             x, y = torch.randint(0, WORDS, (2, 2, case.lengths[step % len(case.lengths)]))
             gradients = []

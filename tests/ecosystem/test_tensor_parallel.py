@@ -12,7 +12,7 @@ import tensor_parallel
 import torch
 import torch.distributed as dist
 from processes import run_script
-from tensor_parallel import CASES, SHARDED_CASES, STEPS
+from tensor_parallel import CASES, SHARDED_CASES
 
 pytestmark = [
     pytest.mark.ort_only,
@@ -55,7 +55,7 @@ def check(name: str, case: tensor_parallel.Case, results: list[dict[str, Any]]) 
         assert got == pytest.approx(want, rel=2e-2 if case.dtype is torch.bfloat16 else 1e-5)
         counters = found["counters"]
         blocks = 2 if case.is_sharded else 1
-        assert counters["forward_runs"] == counters["backward_runs"] == STEPS * blocks
+        assert counters["forward_runs"] == counters["backward_runs"] == case.steps * blocks
         assert counters["fallbacks"] == counters["graph_breaks"] == 0
 
 

@@ -232,6 +232,31 @@ class TestFrame:
         assert "graph_break_reasons.append(self)" in reasons
         assert "user_stack" in reasons
 
+    @pytest.mark.parametrize(("backend", "times"), [("ort", 0), ("aot_eager", 1)])
+    def test_no_caches_are_emptied_to_time_guards(self, backend, times, monkeypatch):
+        calls = []
+        theirs = torch._dynamo.guards.profile_guard_manager
+        monkeypatch.setattr(
+            torch._dynamo.guards,
+            "profile_guard_manager",
+            lambda *args: calls.append(args) or theirs(*args),
+        )
+        x = torch.ones(2)
+        assert torch.equal(torch.compile(torch.exp, backend=backend)(x), x.exp())
+        assert len(calls) == times
+
+    def test_guards_are_timed(self):
+        class Guards:
+            runs = 0
+
+            def check(self, scope):
+                assert scope == {"x": 1}
+                self.runs += 1
+
+        guards = Guards()
+        assert dynamo_compat._latency_of_guards(print, guards, {"x": 1}, 3) > 0
+        assert guards.runs == 3
+
     def test_dynamo_says_what_it_passes_over(self):
         assert dynamo_compat.NO_OPERATIONS in inspect.getsource(symbolic_convert)
         assert "guarded_code" in vars(convert_frame.ConvertFrameReturn())

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import torch_ort
+
 pytestmark = [
     pytest.mark.both_roads,
     pytest.mark.skipif(not dist.is_available(), reason="torch without distributed"),
@@ -130,3 +132,31 @@ def test_distributed_tensors_without_gradients(compiled, assert_engine_ran):
     torch.testing.assert_close(got[0].to_local(), x.to_local() * 2)
     assert got[1].placements == (Shard(0),)
     assert_engine_ran()
+
+
+@pytest.mark.hands_over("the recorder takes no such inputs")
+@pytest.mark.ort_only
+@pytest.mark.compile_only("other words")
+def test_split_layers_of_all_sizes(assert_engine_ran):
+    """Sizes of parts are the results of operations that give a size of the input back."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (1,))
+    layers = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 8))
+    exact = copy.deepcopy(layers)
+    parallelize_module(layers, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    call = torch.compile(layers, backend="ort", dynamic=True, fullgraph=True)
+    for length in (3, 5, 1, 9):
+        x = torch.randn(2, length, 8)
+        for net, run in ((exact, exact), (layers, call)):
+            net.zero_grad()
+            run(x).square().mean().backward()
+        for want, got in zip(exact.parameters(), layers.parameters(), strict=True):
+            torch.testing.assert_close(got.grad.full_tensor(), want.grad)
+    assert torch_ort.counters()["graphs_captured"] <= 2  # lengths of 1 have one of their own
+    assert_engine_ran(backward=True)

@@ -55,6 +55,7 @@ def trace_and_compile(
                 attention_chosen(compiler.options),
                 graph_compat.backward_without_autocast(),
                 trace_compat.anomalies_unsaid(),
+                trace_compat.sizes_of_inputs_kept(),
             ):
                 compiled = backend(module, inputs)
         except _C.Error:

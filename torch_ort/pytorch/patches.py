@@ -160,6 +160,18 @@ PASSED_OVER = Function(
     "Tells why Dynamo passes over a function, as long as that is compiled for our backend.",
     until="2.13",
 )
+GUARD_LATENCY = Function(
+    "torch._dynamo.guards:profile_guard_manager",
+    "Dynamo empties all caches before it times the guards of a graph, for a line of its debug log. "
+    "That took a quarter of the time in which a small model is compiled.",
+)
+COMPUTED_SIZES = Function(
+    "torch.fx.experimental.proxy_tensor:_sym_register",
+    "A trace takes a size that it has computed, and which is an input's, for what computes that "
+    "input's: sizes of the parts of distributed tensors are computed of themselves then, without "
+    "end.",
+    since="2.13",
+)
 RECOMPILE_LIMIT = Function(
     "torch._dynamo.convert_frame:exceeds_recompile_limit",
     "Tells when Dynamo gives up compiling a function of ours again.",

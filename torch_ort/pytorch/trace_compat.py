@@ -224,6 +224,22 @@ def anomalies_unsaid() -> Iterator[None]:
         yield
 
 
+def sizes_of_inputs_kept() -> AbstractContextManager[None]:
+    """Let a trace read a size of an input there, whatever it is the result of, too."""
+    return patches.COMPUTED_SIZES.by(_register_unless_known)
+
+
+def _register_unless_known(
+    theirs: Callable, tracer: Any, function: Any, arguments: tuple, result: Any
+) -> None:
+    is_symbolic = isinstance(result, torch.SymInt | torch.SymFloat)
+    known = tracer.sympy_expr_tracker.get(result.node.expr) if is_symbolic else None
+    if known is None:
+        theirs(tracer, function, arguments, result)
+    elif result not in tracer.symnode_tracker:
+        tracer.symnode_tracker[result] = known.proxy
+
+
 def is_traced(value: Any) -> bool:
     """Tell whether something is a tensor of a trace."""
     if versions.missing:
