@@ -229,8 +229,17 @@ def captured(module: nn.Module, road: str) -> Any:
     return torch.compile(module, backend="ort", fullgraph=True)
 
 
-@pytest.mark.parametrize("road", ["ort", "ortmodule"])
-@pytest.mark.parametrize("name", MODELS)
+def on_roads() -> list[Any]:
+    """Give each model on either road; by default the roads take turns, as both trace all of it."""
+    roads, slow = ("ort", "ortmodule"), pytest.mark.slow
+    return [
+        pytest.param(name, road, marks=() if (i + j) % 2 == 0 else slow)
+        for i, name in enumerate(MODELS)
+        for j, road in enumerate(roads)
+    ]
+
+
+@pytest.mark.parametrize(("name", "road"), on_roads())
 def test_captured_whole(name: str, road: str) -> None:
     header, graph, opset, sample = MODELS[name]
     loaded = torch_ort.load_onnx(model_of(graph, header, f'"" : {opset}'))

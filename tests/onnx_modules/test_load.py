@@ -272,6 +272,61 @@ def test_sizes_that_are_others_than_those_of_the_file():
         loaded(torch.randn(2, 2, 3))
 
 
+@pytest.mark.parametrize("road", ["eager", "ort", "ortmodule"])
+def test_a_size_that_divides_by_another_one(road):
+    model = onnx.parser.parse_model("""
+    <ir_version: 10, opset_import: ["" : 20]>
+    net (float[N] x, float[K] w) => (float[M, K] y) <int64[1] rest = {-1}> {
+      size = Shape(w)
+      sizes = Concat <axis = 0> (rest, size)
+      rows = Reshape(x, sizes)
+      y = Mul(rows, w)
+    }""")
+    loaded = torch_ort.load_onnx(model)
+    call = torch_ort.ORTModule(loaded) if road == "ortmodule" else loaded
+    if road == "ort":
+        call = torch.compile(loaded, backend="ort", dynamic=True)
+    x = torch.randn(12, requires_grad=True)
+    for columns in (3, 4):
+        w = torch.randn(columns)
+        y = call(x, w)
+        torch.testing.assert_close(y, x.reshape(-1, columns) * w)
+        torch.testing.assert_close(
+            *(
+                torch.autograd.grad(each.square().sum(), x)
+                for each in (y, x.reshape(-1, columns) * w)
+            )
+        )
+    if road == "eager":
+        with pytest.raises(UserError, match="a size of the model: got a division by 0"):
+            call(x, torch.randn(0))
+
+
+@pytest.mark.parametrize("layout", [0, 1])
+def test_the_sizes_of_recurrent_layers_are_found_by_one_position(layout, monkeypatch):
+    first, states = ("B, L", "[B, 1, 4]") if layout else ("L, B", "[1, B, 4]")
+    result = "[B, L, 1, 4]" if layout else "[L, 1, B, 4]"
+    model = onnx.parser.parse_model(f"""
+    <ir_version: 10, opset_import: ["" : 20]>
+    net (float[{first}, 3] x, float[1, 16, 3] w, float[1, 16, 4] r)
+      => (float{result} y, float{states} h, float{states} c) {{
+      y, h, c = LSTM <hidden_size = 4, layout = {layout}> (x, w, r)
+    }}""")
+    lengths, theirs = [], torch.lstm
+
+    def counted(x, *others):
+        lengths.append(len(x))
+        return theirs(x, *others)
+
+    monkeypatch.setattr(torch, "lstm", counted)
+    loaded = torch_ort.load_onnx(model)
+    assert set(lengths) == {1}
+    sizes = (2, 5, 3) if layout else (5, 2, 3)
+    y, h, _ = loaded(torch.randn(sizes), torch.randn(1, 16, 3), torch.randn(1, 16, 4))
+    assert y.shape == ((2, 5, 1, 4) if layout else (5, 1, 2, 4))
+    torch.testing.assert_close(h.flatten(), (y[:, -1] if layout else y[-1]).flatten())
+
+
 def test_inputs_that_are_missing_and_too_many():
     for nodes, words in (
         ('y = Celu("")', "Celu: input 0, 'x': got none, want one"),

@@ -18,8 +18,11 @@ from torch_ort.onnx.functions.types import (
     FUNCTION_DOMAIN,
     OPERATIONS,
     Dim,
+    check_divisor,
     named_arguments,
     row_of,
+    size_quotient,
+    size_remainder,
 )
 from torch_ort.pytorch import graph_compat
 
@@ -118,9 +121,15 @@ def _is_impure(node: fx.Node) -> bool:
 
 
 class Tracer(fx.Tracer):
-    """Traces a module when it is unpickled: what is read of a buffer is no constant."""
+    """Traces a module when it is unpickled.
+
+    What is read of a buffer is no constant, and sizes are divided by calls, as they were before.
+    """
 
     proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=(size_quotient, size_remainder))
 
 
 class _Writer:
@@ -176,8 +185,8 @@ class _Writer:
                 raise _C.Unsupported(f"load_onnx: size '{dim[1]}': no input has it")
             return self._symbols[dim[1]]
         operation, left, right = dim
-        if operation in ("floordiv", "mod") and right == 0:
-            raise _C.UserError("load_onnx: a size: got a division by 0")
+        if operation in ("floordiv", "mod"):
+            check_divisor(right)  # one that the file tells is refused as it is loaded
         return self.graph.call_function(
             OPERATIONS[operation], (self._size(left), self._size(right))
         )

@@ -7,6 +7,7 @@ their own for sequences included, are a loop over the positions.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from torch_ort import _C
 from torch_ort.onnx.functions.indexing import reversed_within
-from torch_ort.onnx.functions.table import of_onnx
+from torch_ort.onnx.functions.table import Dims, of_onnx
 
 # Activations by name: the function, and the defaults of its alpha and beta.
 _ACTIVATIONS: dict[str, tuple[Callable[[Tensor, float, float], Tensor], float, float]] = {
@@ -158,7 +159,24 @@ def _run(
     return result, *last
 
 
-@of_onnx("RNN")
+def _types(
+    layer: Callable[..., tuple[Tensor, ...]], x: Tensor, *others: Tensor | None, layout: int = 0,
+    **attributes: Any,
+) -> list[tuple[torch.dtype, Dims]]:  # fmt: skip
+    """Run a layer over one position; of all of them, the results are as long as the input.
+
+    On the meta device, PyTorch computes each position by itself, of hundreds that it is tried with.
+    """
+    along = 1 if layout else 0
+    results = layer(
+        x.narrow(along, 0, min(x.shape[along], 1)), *others, layout=layout, **attributes
+    )
+    types: list[tuple[torch.dtype, Dims]] = [(each.dtype, list(each.shape)) for each in results]
+    types[0][1][along] = x.shape[along]
+    return types
+
+
+@of_onnx("RNN", types=lambda *inputs, **attributes: _types(rnn, *inputs, **attributes))
 def rnn(
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None, sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None, *, activations: Sequence[str] = (),
@@ -189,7 +207,7 @@ def rnn(
     return _run(x, w, r, sequence_lens, [initial_h], layout, run)
 
 
-@of_onnx("GRU")
+@of_onnx("GRU", types=lambda *inputs, **attributes: _types(gru, *inputs, **attributes))
 def gru(
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None, sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None, *, activations: Sequence[str] = (),
@@ -238,7 +256,7 @@ def gru(
     return _run(x, w, r, sequence_lens, [initial_h], layout, run)
 
 
-@of_onnx("LSTM")
+@of_onnx("LSTM", types=lambda *inputs, **attributes: _types(lstm, *inputs, **attributes))
 def lstm(
     x: Tensor, w: Tensor, r: Tensor, b: Tensor | None = None, sequence_lens: Tensor | None = None,
     initial_h: Tensor | None = None, initial_c: Tensor | None = None, p: Tensor | None = None, *,

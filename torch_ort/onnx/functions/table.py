@@ -45,7 +45,7 @@ class Row:
             operators of which the engine computes other forms itself.
         draws: Whether it draws random numbers.
         types: Gives dtype and dims of the outputs for inputs on the meta device, for a function
-            that looks at numbers in tensors. All others are run there.
+            that looks at numbers in tensors, or takes long there. All others are run there.
     """
 
     function: Callable[..., Any]

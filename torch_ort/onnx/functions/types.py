@@ -19,12 +19,31 @@ from torch_ort.onnx.functions.table import TABLE, Row
 # An integer, ("symbol", name), or (operation, dim, dim): csrc/python/plain.h.
 Dim = int | tuple[Any, ...]
 
+
+def size_quotient(size: Any, divisor: Any) -> Any:
+    """Divide a size and round down. Raises UserError for a division by 0: a file may ask for it."""
+    check_divisor(divisor)
+    return size // divisor
+
+
+def size_remainder(size: Any, divisor: Any) -> Any:
+    """Give what is left of that division. Raises UserError as above."""
+    check_divisor(divisor)
+    return size % divisor
+
+
+def check_divisor(divisor: Any) -> None:
+    """Raise UserError for 0."""
+    if divisor == 0:
+        raise _C.UserError("a size of the model: got a division by 0")
+
+
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add,
     "sub": operator.sub,
     "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
+    "floordiv": size_quotient,
+    "mod": size_remainder,
     "pow": operator.pow,
     "min": torch.sym_min,
     "max": torch.sym_max,
@@ -138,9 +157,9 @@ def _run(
             )  # fmt: skip
         else:
             arguments.append(given and [_number(each, values) for each in given])
-    if row.types is not None:
-        return list(row.types(*arguments, **named))
     with torch.no_grad():
+        if row.types is not None:
+            return list(row.types(*arguments, **named))
         if row.is_module:
             results = row.module(arguments, named).to("meta").eval()(*arguments)
         else:
