@@ -25,6 +25,9 @@ TRAIN_ARGS ?=
 PYTEST_ARGS ?=
 # Processes that run the tests side by side; 0 runs them in one.
 PYTEST_WORKERS ?= 2
+# Each begins with a run of files, which share what they have made, and takes tests of another one
+# when it has none left.
+IN_PARALLEL = -n $(PYTEST_WORKERS) --dist worksteal
 BENCH_ARGS ?=
 SOAK_ARGS ?=
 # What trains through other packages, starts processes, runs documents or random programs, compares
@@ -114,11 +117,11 @@ train: build $(ENV)/.torch_ort-examples
 
 # Arguments choose among all tests.
 test: build $(ENV)/.torch_ort-test
-	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) \
+	$(PYTHON) -m pytest $(IN_PARALLEL) \
 	  $(or $(PYTEST_ARGS),$(REST_OF_TESTS:%=--ignore=tests/%))
 
 test-rest: build $(ENV)/.torch_ort-test
-	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) $(REST_OF_TESTS:%=tests/%)
+	$(PYTHON) -m pytest $(IN_PARALLEL) $(REST_OF_TESTS:%=tests/%)
 
 test-all: test test-rest test-other
 
@@ -239,7 +242,7 @@ define sanitized_build
 	  -C build-dir=build/$@ -C install.strip=false -C cmake.define.TORCH_ORT_SANITIZE=$(1) .
 endef
 SANITIZED_PYTEST = PYTHONSAFEPATH=1 $(SANITIZED_ENV)/bin/python $(ENV)/bin/pytest --capture=sys \
-  -n $(PYTEST_WORKERS)
+  $(IN_PARALLEL)
 
 # There is no leak check (Python keeps its own memory) and no container check (half of each
 # container's users are not instrumented).

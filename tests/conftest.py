@@ -13,6 +13,8 @@ import pytest
 from emulated import cuda_device
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from comparison import Run
 
 OURS = ("ort", "ortmodule")
@@ -86,10 +88,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("needs a CUDA device: ask with -m cuda for the test device")
 
 
+def _seed(torch: ModuleType) -> None:
+    """Seed all generators. Where there is no GPU, PyTorch would note for later who asked for it."""
+    seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+    seed(0)
+
+
 def _reset() -> None:
     # Rooms that never import torch are not made to pay for it.
     if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+        _seed(sys.modules["torch"])
     if "torch_ort" in sys.modules:
         sys.modules["torch_ort"].reset_counters()
         sys.modules["torch_ort"]._C.set_failpoint(None)
@@ -97,6 +105,11 @@ def _reset() -> None:
     for name in ("orttraining", "orttraining.engine", "torch_ort"):
         logging.getLogger(name).setLevel(logging.NOTSET)
         logging.getLogger(name).disabled = False
+    # PyTorch prints its graphs for this logger as soon as somebody listens to it, as pytest does
+    # to each one that does not propagate.
+    trace = logging.getLogger("torch.__trace")
+    trace.propagate = True
+    trace.handlers.clear()
 
 
 def _forget_graphs() -> None:

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from own_process import run_python
+from forked_process import run_fork
 
 from torch_ort import _C
 from torch_ort.engine import compiler
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run_python(f"benchmarks/{script}", *arguments, cwd=ROOT, env=os.environ | variables)
+    return run_fork(Path("benchmarks", script), *arguments, cwd=ROOT, env=os.environ | variables)
 
 
 @pytest.mark.parametrize("arguments", [("--dtype", "float32"), ("--check", "2")])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from emulated import cuda_device
+from forked_process import run_fork
 from own_process import run_python
 
 import torch_ort
@@ -140,13 +141,13 @@ def test_on_a_gpu(tmp_path: Path) -> None:
 
 
 def test_cuda_graphs_need_cuda() -> None:
-    done = run_benchmark("--backends", "inductor_graphs")
+    done = run_fork(SCRIPT, "--backends", "inductor_graphs")
     assert done.returncode == 2
     assert "--backends inductor_graphs: CUDA graphs need --device cuda" in done.stderr
 
 
 def test_products_of_onednn_need_the_library() -> None:
-    done = run_benchmark("--backends", "eager_onednn")
+    done = run_fork(SCRIPT, "--backends", "eager_onednn")
     assert done.returncode == 2
     words = "--backends eager_onednn: needs --onednn, and is for float32 on the CPU"
     assert words in done.stderr
@@ -187,7 +188,7 @@ def test_two_builds_are_measured_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_checkout_that_is_not_built_is_refused(tmp_path: Path) -> None:
-    done = run_benchmark("--against", str(tmp_path))
+    done = run_fork(SCRIPT, "--against", str(tmp_path))
     assert done.returncode == 2
     assert "want a checkout with a built torch_ort" in done.stderr
 
@@ -203,15 +204,15 @@ def check_memory(sizes: dict[str, int]) -> None:
 
 
 def test_wrong_names_and_numbers_are_refused() -> None:
-    unknown = run_benchmark("--models", "resnet")
+    unknown = run_fork(SCRIPT, "--models", "resnet")
     assert unknown.returncode == 2
     assert "invalid choice: 'resnet'" in unknown.stderr
 
-    threads = run_benchmark("--threads", "0")
+    threads = run_fork(SCRIPT, "--threads", "0")
     assert threads.returncode == 2
     assert "--threads: got 0, want 1 or more" in threads.stderr
 
-    runs = run_benchmark("--first-runs", "0")
+    runs = run_fork(SCRIPT, "--first-runs", "0")
     assert runs.returncode == 2
     assert "--first-runs: got 0, want 1 or more" in runs.stderr
 

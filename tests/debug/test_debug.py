@@ -12,19 +12,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from forked_process import run_fork
+from own_process import run_python
 from torch import nn
 
 import torch_ort
 from torch_ort import _C, debug
 from torch_ort.debug import bisect, numbers
+from torch_ort.debug.__main__ import main
 
 pytestmark = pytest.mark.ort_only
 
@@ -284,29 +285,35 @@ print(call(torch.ones(2, 3)).shape)
 """
 
 
-def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch_ort.debug", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+TOOL = """
+import sys
+from torch_ort.debug.__main__ import main
+sys.exit(main())
+"""
 
 
 def test_scripts_are_checked(tmp_path: Path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    right = run_tool(str(script))
+    tool = tmp_path / "tool.py"
+    tool.write_text(TOOL)
+    right = run_python("-m", "torch_ort.debug", script)
     assert right.returncode == 0, right.stderr
     assert right.stdout == "torch.Size([2, 3])\n"
     assert "torch_ort: 1 graphs checked, 0 wrong" in right.stderr
-    wrong = run_tool("--folder", str(tmp_path / "found"), str(script), "wrong")
+    wrong = run_fork(tool, "--folder", tmp_path / "found", script, "wrong")
     assert wrong.returncode == 1, wrong.stderr
     assert "the kernel of region 'sin_to_exp' makes them wrong" in wrong.stderr
     (folder,) = (tmp_path / "found").iterdir()
     assert "'sin_to_exp'" in (folder / "README.md").read_text()
-    again = run_tool("--again", str(folder))  # where nothing is planted
+    again = run_fork(tool, "--again", folder)  # where nothing is planted
     assert (again.returncode, again.stdout) == (0, "the graphs give the same numbers\n")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--again", "a", "b.py")])
-def test_a_script_or_a_folder_is_wanted(arguments):
-    result = run_tool(*arguments)
-    assert result.returncode == 2
-    assert "got neither a script nor --again, or both; want one of them" in result.stderr
+def test_a_script_or_a_folder_is_wanted(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(list(arguments))
+    assert caught.value.code == 2
+    words = "got neither a script nor --again, or both; want one of them"
+    assert words in capsys.readouterr().err

@@ -1,7 +1,8 @@
 """The Python examples of README.md, docs/ and the other pages, run as a reader would run them.
 
 The blocks of a page are one program, in their order: what one has defined the next ones may use.
-A program runs in a process and a folder of its own, in strict mode. A page whose first example says
+A program runs in a process and a folder of its own, in strict mode: a fork of one that has imported
+PyTorch and torch_ort, unless it sets variables of the environment. A page whose first example says
 in a comment that torchrun starts it is started so. A block that cannot run is headed by the comment
 `<!-- not run: why -->`, which readers do not see.
 """
@@ -10,12 +11,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_process import run_fork
+from own_process import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -71,20 +72,20 @@ def with_needs(page: str) -> Any:
 def test_examples_run(page: str, tmp_path: Path) -> None:
     program = PROGRAMS[page]
     script = tmp_path / (page.replace("/", "_") + ".py")
-    command = [sys.executable]
+    settings = {
+        "cwd": tmp_path,
+        "env": os.environ | {"TORCH_ORT_STRICT": "1", "OMP_NUM_THREADS": "1"},
+        "timeout": 300,
+    }
     if ranks := TORCHRUN.search(program):
-        program += LEAVES
-        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks[1]]
-    script.write_text(program)
-    done = subprocess.run(
-        [*command, str(script)],
-        cwd=tmp_path,
-        env=os.environ | {"TORCH_ORT_STRICT": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+        script.write_text(program + LEAVES)
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks[1])
+        done = run_python(*launcher, script, **settings)
+    else:
+        script.write_text(program)
+        # Some of the variables count as PyTorch is imported.
+        run = run_python if "os.environ" in program else run_fork
+        done = run(script, **settings)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -74,7 +74,7 @@ def deepspeed_by_size(rank: int, folder: Path) -> float:
     settings = {
         "train_micro_batch_size_per_gpu": 2,
         "tensor_parallel": {"autotp_size": 2},
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}},
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},  # Adam makes rounding look large
     }
     engines = []
     for _ in range(2):

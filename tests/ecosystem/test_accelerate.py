@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from processes import run_script
+from processes import WITH_TRAINER, run_script
 
 pytestmark = pytest.mark.hf
 
@@ -107,7 +107,7 @@ TOLERANCES = {"no": (1e-3, 1e-4), "fp16": (1e-3, 1e-4), "bf16": (5e-2, 2e-2)}
 @pytest.mark.parametrize("road", ["ortmodule", "onnxrt"])
 def test_training_and_saved_states_are_those_of_eager(tmp_path, road, precision, scales):
     pytest.importorskip("accelerate")
-    (report,) = run_script(SCRIPT, tmp_path, road, precision, scales)
+    (report,) = run_script(SCRIPT, tmp_path, road, precision, scales, imports=WITH_TRAINER)
     rtol, atol = TOLERANCES[precision]
     eager, ours, counters = report["eager"], report["ours"], report["counters"]
     assert len(eager["losses"]) == (54 if scales == "scaled" else 18)

@@ -39,6 +39,23 @@ CACHES = {"dynamic": {}, "static": {"cache_implementation": "static", "disable_c
 WAYS = {"greedy": {"do_sample": False}, "beams": {"do_sample": False, "num_beams": 3}}
 
 
+def cases(is_odd: bool) -> list[Any]:
+    """Give models, caches and ways in all combinations, half of them slow; the rest has all pairs.
+
+    The half of a road is what the other road leaves out.
+    """
+    found = []
+    for i, make in enumerate((gpt2, llama)):
+        for j, cache in enumerate(CACHES):
+            # A static cache is written into, which AOTAutograd traces.
+            marks = [pytest.mark.hands_over] if cache == "static" else []
+            for k, way in enumerate(WAYS):
+                slow = [] if (i + j + k) % 2 == is_odd else [pytest.mark.slow]
+                case = f"{make.__name__}-{cache}-{way}"
+                found.append(pytest.param(make, cache, way, marks=[*marks, *slow], id=case))
+    return found
+
+
 def models(make: Any) -> tuple[Any, Any]:
     """Make a model, and the same one in the engine."""
     torch.manual_seed(0)
@@ -59,10 +76,7 @@ def padded_prompts() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("make", [gpt2, llama])
-# A static cache is written into, which AOTAutograd traces.
-@pytest.mark.parametrize("cache", ["dynamic", pytest.param("static", marks=pytest.mark.hands_over)])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("make", "cache", "way"), cases(is_odd=False))
 def test_tokens_are_those_of_eager(make, cache, way, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "1")
     model, ours = models(make)
@@ -110,11 +124,7 @@ def test_new_weights_count_at_once(guard):
 class TestORTModule:
     """`generate` of an ORTModule."""
 
-    @pytest.mark.parametrize("make", [gpt2, llama])
-    @pytest.mark.parametrize(
-        "cache", ["dynamic", pytest.param("static", marks=pytest.mark.hands_over)]
-    )
-    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize(("make", "cache", "way"), cases(is_odd=True))
     def test_tokens_are_those_of_eager(self, make, cache, way, monkeypatch):
         monkeypatch.setenv("TORCH_ORT_STRICT", "1")
         model, _ = models(make)

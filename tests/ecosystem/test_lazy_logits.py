@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from processes import run_script
+from processes import WITH_TRAINER, run_script
 
 pytestmark = pytest.mark.hf
 
@@ -82,7 +82,9 @@ SCRIPT = """
 def test_trainer(tmp_path, precision):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    (report,) = run_script(SCRIPT, tmp_path, precision, TORCH_ORT_LAZY_LOGITS="1")
+    (report,) = run_script(
+        SCRIPT, tmp_path, precision, TORCH_ORT_LAZY_LOGITS="1", imports=WITH_TRAINER
+    )
     near = {"rtol": 1e-4, "atol": 1e-4} if precision == "fp32" else {"rtol": 1e-2, "atol": 2e-2}
     eager = report["eager"]
     for road in ("dynamo", "module"):

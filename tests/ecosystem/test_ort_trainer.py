@@ -8,7 +8,7 @@ import families
 import pytest
 import torch
 from own_process import run_python
-from processes import run_script
+from processes import WITH_TRAINER, run_script
 
 import torch_ort
 
@@ -105,7 +105,7 @@ CASES = [("gpt2", "smoothing"), ("gpt2", "own_loss"), ("t5", "generation"), ("be
 @pytest.mark.parametrize(("family", "setting"), CASES)
 def test_training_is_that_of_transformers(tmp_path, family, setting):
     tests = str(Path(families.__file__).parent)
-    (report,) = run_script(SCRIPT, tmp_path, tests, family, setting)
+    (report,) = run_script(SCRIPT, tmp_path, tests, family, setting, imports=WITH_TRAINER)
     eager = report.pop("eager")
     assert eager["done"]["forward_runs"] == 0
     for name, ours in report.items():

@@ -7,7 +7,7 @@ import families
 import pytest
 import torch
 import torch.distributed as dist
-from processes import run_script
+from processes import WITH_TRAINER, run_script
 
 pytestmark = [
     pytest.mark.hf,
@@ -100,7 +100,9 @@ def test_parts_run_in_the_engine(tmp_path, family, is_by_layer):
     pytest.importorskip("accelerate")
     tests = str(Path(families.__file__).parent)
     layer = LAYERS[family] if is_by_layer else ""
-    ranks = run_script(SCRIPT, tmp_path, tests, family, layer, ranks=2, TORCH_ORT_STRICT="0")
+    ranks = run_script(
+        SCRIPT, tmp_path, tests, family, layer, ranks=2, TORCH_ORT_STRICT="0", imports=WITH_TRAINER
+    )
     for report in ranks:
         eager, ours = report["eager"], report["ours"]
         assert eager["kinds"] == ours["kinds"] == [True, True]

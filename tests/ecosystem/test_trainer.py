@@ -6,7 +6,7 @@ from pathlib import Path
 import families
 import pytest
 import torch
-from processes import run_script
+from processes import WITH_TRAINER, run_script
 
 pytestmark = pytest.mark.hf
 
@@ -29,7 +29,9 @@ def test_training_is_that_of_eager(tmp_path, family, setting):
     # Dynamo leaves T5's layers to eager, where checkpointing sets the requires_grad of a result.
     logs = (family, setting) == ("t5", "checkpointing")
     strict = {"TORCH_ORT_STRICT": "0"} if logs else {}
-    (report,) = run_script(SCRIPT, tmp_path, family, setting, *families.ROADS, **strict)
+    (report,) = run_script(
+        SCRIPT, tmp_path, family, setting, *families.ROADS, imports=WITH_TRAINER, **strict
+    )
     eager = report["eager"]
     assert len(eager["losses"]) == families.STEPS
     tolerances = TOLERANCES.get(setting, {"rtol": 1e-4, "atol": 1e-5})

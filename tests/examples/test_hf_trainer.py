@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked_process import run_fork
+from processes import WITH_TRAINER
+from small_run import EXAMPLES
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -14,17 +15,16 @@ pytest.importorskip("accelerate")
 pytestmark = pytest.mark.hf
 
 
-def finish(process: subprocess.Popen) -> str:
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err[-4000:]
-    return out
-
-
-def test_trains_as_eager_does(start_script: Callable, tmp_path: Path) -> None:
+def test_trains_as_eager_does(tmp_path: Path) -> None:
     small = ("--steps", 4, "--batch-size", 4, "--length", 32)
     losses = {}
     for road in ("eager", "module", "ort"):
-        out = finish(start_script("hf_trainer.py", *small, "--road", road, "--save", road))
+        done = run_fork(
+            EXAMPLES / "hf_trainer.py", *small, "--road", road, "--save", road,
+            imports=WITH_TRAINER, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-4000:]
+        out = done.stdout
         losses[road] = float(re.search(r"evaluation loss ([\d.]+)", out).group(1))
         assert "it writes: 'The king" in out
         runs = int(re.search(r"backward (\d+)", out).group(1))

@@ -7,8 +7,6 @@ import json
 import logging
 import os
 import re
-import subprocess
-import sys
 import textwrap
 import warnings
 from dataclasses import replace
@@ -17,6 +15,8 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from forked_process import run_forks
+from own_process import run_python
 from processes import LEAVE
 from torch import nn
 
@@ -348,27 +348,18 @@ def test_a_fallback_is_a_warning_at_every_level(monkeypatch):
         assert len([w for w in caught if "plain PyTorch" in str(w.message)]) == 1
 
 
-def python(script: str, *args: str, **environment: str) -> subprocess.Popen:
-    """Start a script in an interpreter of its own."""
-    names = {k: v for k, v in os.environ.items() if not k.startswith("ORTMODULE_")}
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script), *args],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**names, "TORCH_ORT_STRICT": "1", "OMP_NUM_THREADS": "1", **environment},
-    )
+def environment_of_scripts(**names: str) -> dict[str, str]:
+    others = {k: v for k, v in os.environ.items() if not k.startswith("ORTMODULE_")}
+    return {**others, "TORCH_ORT_STRICT": "1", "OMP_NUM_THREADS": "1", **names}
 
 
-def finish(process: subprocess.Popen, stdin: str = "") -> tuple[str, str]:
-    """Wait for a script; give what it wrote to standard output and error."""
-    try:
-        out, err = process.communicate(stdin, timeout=200)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err[-4000:]
-    return out, err
+def outputs(script: str, folder: Path, *ranks: tuple, **names: str) -> list[tuple[str, str]]:
+    """Run a script in a process for each list of arguments; give the outputs and errors."""
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(script))
+    done = run_forks(path, ranks, env=environment_of_scripts(**names))
+    assert not any(each.returncode for each in done), [each.stderr[-4000:] for each in done]
+    return [(each.stdout, each.stderr) for each in done]
 
 
 RANKS = """
@@ -403,17 +394,10 @@ def ranks(tmp_path_factory) -> list[dict]:
     """Give what two ranks say, by level; none of it is on standard output."""
     folder = tmp_path_factory.mktemp("ranks")
     reports = [folder / f"report_{rank}" for rank in range(2)]
-    started = [
-        python(textwrap.dedent(RANKS) + LEAVE, str(rank), str(folder / "store"), str(report))
-        for rank, report in enumerate(reports)
-    ]
-    try:
-        written = [finish(process)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert written == ["", ""]
-    return [json.loads(Path(report).read_text()) for report in reports]
+    arguments = [(rank, folder / "store", report) for rank, report in enumerate(reports)]
+    written = outputs(textwrap.dedent(RANKS) + LEAVE, folder, *arguments)
+    assert [out for out, _ in written] == ["", ""]
+    return [json.loads(report.read_text()) for report in reports]
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -461,22 +445,22 @@ class TestStandardError:
         module(torch.ones(2, 4))
     """
 
-    def test_has_the_log(self):
-        out, err = finish(python(self.SCRIPT))
+    def test_has_the_log(self, tmp_path):
+        ((out, err),) = outputs(self.SCRIPT, tmp_path, ())
         assert out == ""
         assert err.count(TITLE) == 1
         line = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} orttraining \[INFO\] - captured a training"
         assert re.search(line, err, re.M)
 
-    def test_handlers_of_the_user_replace_ours(self):
-        _, err = finish(python(self.SCRIPT, "first"))
+    def test_handlers_of_the_user_replace_ours(self, tmp_path):
+        ((_, err),) = outputs(self.SCRIPT, tmp_path, ("first",))
         assert err.count(TITLE) == 1
         assert "user captured a training graph" in err
         assert "[INFO]" not in err
 
-    def test_a_level_of_the_environment(self):
-        out, err = finish(python(self.SCRIPT, ORTMODULE_LOG_LEVEL="FATAL"))
-        assert (out, err) == ("", "")
+    def test_a_level_of_the_environment(self, tmp_path):
+        written = outputs(self.SCRIPT, tmp_path, (), ORTMODULE_LOG_LEVEL="FATAL")
+        assert written == [("", "")]
 
 
 DEBUGGER = """
@@ -510,8 +494,9 @@ def debugged() -> dict[str, list[str]]:
     """Give what a forward that stops in the debugger leaves on both outputs, by level."""
     # Capture runs forward more than once.
     commands = "p 'answer', answer\nx.shape\nc\n" * 4 * len(LEVELS)
-    written = finish(python(DEBUGGER), commands)
-    parts = [re.split(r"LEVEL (\w+)\n", text) for text in written]
+    done = run_python("-c", textwrap.dedent(DEBUGGER), input=commands, env=environment_of_scripts())
+    assert done.returncode == 0, done.stderr[-4000:]
+    parts = [re.split(r"LEVEL (\w+)\n", text) for text in (done.stdout, done.stderr)]
     assert all(part[1::2] == LEVELS for part in parts)
     return {level: [part[2 * i + 2] for part in parts] for i, level in enumerate(LEVELS)}
 

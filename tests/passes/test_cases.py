@@ -175,12 +175,19 @@ def test_case(case: Case, request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.parametrize("case", all_cases(), ids=str)
 def test_every_pass_is_idempotent_and_right_on_every_case(case: Case) -> None:
-    want = run(read_graph(case.before))
+    graph = read_graph(case.before)
+    want = run(graph)
+    # Most passes leave most cases as they are, or as another pass does: each graph is run once.
+    results = {graph.to_onnx(): want}
     for name in _C.pass_names():
         graph = read_graph(case.before)
         run_pass(name, graph)
         assert _C.run_pass(name, graph) == 0, name
-        assert_same(run(graph), want, name, case.before)
+        file = graph.to_onnx()
+        if file not in results:
+            results[file] = run(graph)
+        if results[file] is not want:
+            assert_same(results[file], want, name, case.before)
 
 
 def test_every_pass_has_cases() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 import torch_ort
 from torch_ort.capture import logs
+from torch_ort.engine import watchers
 
 WIDTH, LENGTH, BATCH, DEPTH = 32, 24, 4, 3
 
@@ -361,13 +363,15 @@ class TestTable:
         assert len(rows) > 3
         for *_, name, kind, count, frequency, saved, _ in rows:
             config = f"{name}:{kind}:{count}"
-            graph = graph_of({"memory_opt_config": config}, **STYLES[style])
-            assert dense - graph.plan["saved_bytes"] == int(saved.replace(",", ""))
-            (row,) = [row for row in graph.recomputation.planned.clusters if row["is_on"]]
+            with watchers.watching() as programs:
+                got = compiled({"memory_opt_config": config}, **STYLES[style])
+            assert_same_bits(got, want)
+            (program,) = programs
+            held = program.session.plan_report()["saved_bytes"]
+            assert dense - held == int(saved.replace(",", ""))
+            (row,) = [row for row in program.recomputation.planned.clusters if row["is_on"]]
             assert row["name"] == name
             assert row["frequency"] == int(frequency)
-            got = compiled({"memory_opt_config": [config]}, **STYLES[style])
-            assert_same_bits(got, want)
 
     def test_search_level(self, caplog):
         """Level 0 has no product, norm, softmax or attention in any cluster but the layers."""
@@ -380,29 +384,32 @@ class TestTable:
         assert plans(table_of({"memory_opt_probe_recompute_level": "1"}, caplog)) != rows
 
 
+@functools.cache
+def name_of_layer() -> str:
+    return graph_of({"memory_opt_level": 1}).recomputation.planned.clusters[0]["name"]
+
+
+@functools.cache
+def held_with(*entries: str, **options: int) -> int:
+    return graph_of({"memory_opt_config": list(entries), **options}).plan["saved_bytes"]
+
+
 class TestConfig:
-    def layer(self) -> str:
-        clusters = graph_of({"memory_opt_level": 1}).recomputation.planned.clusters
-        return clusters[0]["name"]
-
-    def held(self, *entries: str, **options) -> int:
-        return graph_of({"memory_opt_config": list(entries), **options}).plan["saved_bytes"]
-
     def test_counts_from_the_first(self):
-        name = self.layer()
-        held = [self.held(f"{name}:1:{count}") for count in range(DEPTH + 2)]
-        assert held[0] > held[1] > held[2] > held[3] == held[4] == self.held(f"{name}:1:-1")
+        name = name_of_layer()
+        held = [held_with(f"{name}:1:{count}") for count in range(DEPTH + 2)]
+        assert held[0] > held[1] > held[2] > held[3] == held[4] == held_with(f"{name}:1:-1")
         want = compiled({})
         for count in (1, 2):
             assert_same_bits(compiled({"memory_opt_config": f"{name}:1:{count}"}), want)
 
     def test_the_last_entry_wins(self):
-        name = self.layer()
-        assert self.held(f"{name}:1:-1", f"{name}:0:-1") == self.held(f"{name}:0:-1")
-        assert self.held(f"{name}:0:-1", f"{name}:1:-1") == self.held(f"{name}:1:-1")
+        name = name_of_layer()
+        assert held_with(f"{name}:1:-1", f"{name}:0:-1") == held_with(f"{name}:0:-1")
+        assert held_with(f"{name}:0:-1", f"{name}:1:-1") == held_with(f"{name}:1:-1")
 
     def test_levels_ignore_it(self):
-        assert self.held(f"{self.layer()}:0:-1", memory_opt_level=1) == self.held(
+        assert held_with(f"{name_of_layer()}:0:-1", memory_opt_level=1) == held_with(
             memory_opt_level=1
         )
 
@@ -412,11 +419,11 @@ class TestConfig:
         assert lines[0].startswith("Memory Optimizer : OFF")
 
     def test_a_file(self, tmp_path):
-        name = self.layer()
+        name = name_of_layer()
         path = tmp_path / "clusters.json"
         path.write_text(json.dumps([f"{name}:1:-1"]))
         graph = graph_of({"memory_opt_config": str(path)})
-        assert graph.plan["saved_bytes"] == self.held(f"{name}:1:-1")
+        assert graph.plan["saved_bytes"] == held_with(f"{name}:1:-1")
 
     def test_the_environment(self, monkeypatch):
         monkeypatch.setenv("ORTMODULE_MEMORY_OPT_CONFIG", "Gelu+:1:-1, Dropout+:2:3,Gelu+:0:-1")

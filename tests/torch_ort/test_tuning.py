@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from forked_process import run_forks
 from torch import nn
 
 import torch_ort
@@ -504,51 +502,49 @@ def test_a_folder_that_is_a_file(tmp_path):
 
 
 PROCESS = """
-    import sys
-    import torch
-    import torch_ort
+import sys
+import torch
+import torch_ort
 
-    torch.set_num_threads(2)
-    rows = [int(each) for each in sys.argv[1].split(",")]
-    b = torch.randn(24, 56)
-    call = torch.compile(torch.mm, backend="ort", dynamic=True)
-    for each in rows:
-        call(torch.randn(each, 24), b)
-    counters = torch_ort.counters()
-    print(*(counters[name] for name in ("products_tuned", "products_loaded", "steps_product")))
+torch.set_num_threads(2)
+rows = [int(each) for each in sys.argv[1].split(",")]
+b = torch.randn(24, 56)
+call = torch.compile(torch.mm, backend="ort", dynamic=True)
+for each in rows:
+    call(torch.randn(each, 24), b)
+counters = torch_ort.counters()
+print(*(counters[name] for name in ("products_tuned", "products_loaded", "steps_product")))
 """
 
 
-def start(folder: Path, rows: str, enable_tuning: bool) -> subprocess.Popen:
+def counts_of(folder: Path, *rows: str, enable_tuning: bool) -> list[list[int]]:
+    """Run a process for each list of rows, all at once.
+
+    Gives products tuned, products loaded, and steps of the engine's kernels of each.
+    """
     environment = {
         **os.environ,
         "ORTMODULE_ENABLE_TUNING": str(int(enable_tuning)),
         "ORTMODULE_MAX_TUNING_DURATION_MS": "1",
-        "ORTMODULE_TUNING_RESULTS_PATH": str(folder),
+        "ORTMODULE_TUNING_RESULTS_PATH": str(folder / "results"),
     }
-    command = [sys.executable, "-c", textwrap.dedent(PROCESS), rows]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def end(process: subprocess.Popen) -> list[int]:
-    """Give products tuned, products loaded, and steps of the engine's kernels."""
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors[-4000:]
-    return [int(each) for each in output.split()]
+    script = folder / "script.py"
+    script.write_text(PROCESS)
+    done = run_forks(script, [[each] for each in rows], env=environment)
+    assert not any(each.returncode for each in done), [each.stderr[-4000:] for each in done]
+    return [[int(number) for number in each.stdout.split()] for each in done]
 
 
 def test_processes(tmp_path):
     """Several write into one file, later runs included; a fresh one follows it."""
-    ranks = [start(tmp_path, "40,7", True), start(tmp_path, "40,9", True)]
-    for measured, _, _ in map(end, ranks):
+    folder = tmp_path / "results"
+    for measured, _, _ in counts_of(tmp_path, "40,7", "40,9", enable_tuning=True):
         assert 1 <= measured <= 2  # one may have read what the other wrote
-    choices = in_file(tmp_path, INFERENCE)
+    choices = in_file(folder, INFERENCE)
     assert sorted(words.split()[1] for words in choices) == ["40x24x56", "7x24x56", "9x24x56"]
     steps = sum(choice["kernel"] == "torch_ort" for choice in choices.values())
-    assert end(start(tmp_path, "40,7,9", False)) == [0, 3, steps]
+    assert counts_of(tmp_path, "40,7,9", enable_tuning=False) == [[0, 3, steps]]
     for choice in choices.values():
         choice["kernel"] = "torch"
-    (tmp_path / INFERENCE).write_text(ours(choices))
-    assert end(start(tmp_path, "40,7,9", False)) == [0, 3, 0]
+    (folder / INFERENCE).write_text(ours(choices))
+    assert counts_of(tmp_path, "40,7,9", enable_tuning=False) == [[0, 3, 0]]
