@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from late_group import NAME, late_group, start, wait
 from models import module_with
 from torch import nn
 
@@ -21,6 +22,7 @@ from torch_ort.engine import watchers
 from torch_ort.fallback import FallbackWarning
 from torch_ort.pytorch import dynamo_compat
 from torch_ort.read.fx_reader import FxReader
+from torch_ort.reports.profile_rows import hidden_part
 from torch_ort.reports.tables import time_text
 
 pytestmark = pytest.mark.ort_only
@@ -325,6 +327,103 @@ class TestTable:
         assert re.search(
             r"^and \d+ more steps: [\d.]+ (µs|ms) per step, \d+\.\d%$", text, re.MULTILINE
         )
+
+
+class Split(nn.Module):
+    """A layer whose result is summed over ranks while another one computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flying = start("all_reduce", self.first(x), "sum")
+        return self.second(x).tanh() + wait(flying)
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    return sum(wait(each) for each in start("all_gather_into_tensor_coalesced", [x + 1, x * x], 2))
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+class TestCollectives:
+    @pytest.fixture(autouse=True)
+    def group(self):
+        with late_group():
+            yield
+
+    def test_what_is_hidden_behind_other_work(self):
+        result = profile(Split(), torch.randn(8, 16), steps=3)
+        it, gradient = result.collectives
+        assert gradient.start.half == "backward"
+        assert (it.start.kind, it.start.half, it.group) == ("collectives", "forward", NAME)
+        assert [each.kind for each in it.waits] == ["collectives"]
+        assert it.num_bytes == 8 * 16 * 4
+        assert [each.run for each in it.flights] == [0, 1, 2]
+        for each in it.flights:
+            assert 0 < each.beside_products <= each.length - each.waited
+            assert each.waited > 0
+            assert 0 < each.begin < each.begin + each.length < result.wall[each.run]
+        whole, waited = (
+            sum(getattr(flight, name) for flight in it.flights) for name in ("length", "waited")
+        )
+        assert it.hidden == pytest.approx(1 - waited / whole)
+        of_both = hidden_part(it.flights + gradient.flights)
+        lines = str(result).splitlines()
+        assert lines[2].startswith("2 collective(s), ")
+        assert lines[2].endswith(f"of which {of_both:.1%} are hidden behind other work")
+        (row,) = [line for line in lines if line.startswith(f"{it.start.name} ") and NAME in line]
+        assert f"{it.hidden:.1%}" in row
+        assert "512 B" in row
+
+    def test_one_with_several_results_is_in_flight_until_the_last_wait(self):
+        result = profile(gathered, torch.randn(8, 16))
+        (it,) = result.collectives
+        assert len(it.waits) == 2
+        assert it.num_bytes == 2 * 2 * 8 * 16 * 4
+        for each in it.flights:
+            waits = [bar for bar in result.bars if any(bar.step is wait for wait in it.waits)]
+            if each.run == result.bars_of:
+                end = max(bar.start + bar.length for bar in waits)
+                assert each.begin + each.length == pytest.approx(end)
+                assert each.waited == pytest.approx(sum(bar.length for bar in waits))
+
+    def test_many_are_cut_short(self):
+        def function(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(42):
+                x = wait(start("all_reduce", x * 2, "sum")) / 6
+            return x
+
+        lines = str(profile(function, torch.randn(4), steps=1)).splitlines()
+        (last,) = [i for i, line in enumerate(lines) if line == "and 2 more collectives"]
+        assert lines[last - 41].split()[:2] == ["collective", "graph"]
+
+    def test_the_trace_and_the_page_show_them(self, tmp_path):
+        with torch.no_grad():
+            result = profile(Split(), torch.randn(8, 16), path=tmp_path / "step")
+        (it,) = result.collectives
+        events = json.loads((tmp_path / "step.json").read_text())["traceEvents"]
+        flights = [event for event in events if event.get("cat") == "collective"]
+        assert [event["ph"] for event in flights] == ["b", "e", "b", "e"]
+        for begin, end in zip(flights[::2], flights[1::2], strict=True):
+            assert begin["id"] == end["id"]
+            assert begin["args"]["bytes"] == it.num_bytes
+            for step, at in ((it.start, begin), (it.waits[0], end)):
+                named = [each for each in events if each.get("name") == step.name and "dur" in each]
+                ends = [each["ts"] + each["dur"] for each in named]
+                assert min(abs(each - at["ts"]) for each in ends) < 1
+        page = Page((tmp_path / "step.html").read_text())
+        text = " ".join(page.text)
+        assert "in flight" in text
+        assert "beside products" in text
+        assert [value for name, value in page.attributes if value == "flight"] == ["flight"]
+
+    def test_without_ranks_nothing_is_told_of_them(self, tmp_path):
+        result = profile(mlp(), torch.randn(4, 6), path=tmp_path / "step")
+        assert not result.collectives
+        assert "in flight" not in str(result)
+        page = Page((tmp_path / "step.html").read_text())
+        assert "in flight" not in " ".join(page.text)
 
 
 @pytest.mark.parametrize(

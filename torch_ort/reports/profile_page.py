@@ -9,7 +9,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from torch_ort.reports.profile_rows import KINDS, Bar, GraphProfile, StepTimes
+from torch_ort.reports.profile_rows import (
+    KINDS,
+    Bar,
+    Collective,
+    Flight,
+    GraphProfile,
+    StepTimes,
+)
 from torch_ort.reports.tables import Cell, Table, bytes_text, time_text
 
 _TEMPLATE = Path(__file__).with_suffix(".html")
@@ -24,7 +31,11 @@ def render(profile: Any) -> str:
     kinds = [kind for kind in KINDS if any(step.kind == kind for step in profile.ranked)]
     return string.Template(_TEMPLATE.read_text(encoding="utf-8")).substitute(
         summary=_cards(profile),
-        peak=f"<p>{escape(text)}</p>" if (text := profile.peak_text()) else "",
+        peak="".join(
+            f"<p>{escape(text)}</p>"
+            for text in (profile.peak_text(), profile.collective_text())
+            if text
+        ),
         fallbacks="".join(f"<p class=bad>Fell back: {escape(r)}</p>" for r in profile.fallbacks),
         breaks=_breaks(profile),
         chosen=f"step {number + 1} of {len(profile.wall)}, {time_text(profile.wall[number])}",
@@ -33,6 +44,7 @@ def render(profile: Any) -> str:
         kinds=_table(profile.sum_table("kind", profile.kinds)),
         outside=_table(profile.sum_table("outside the steps", profile.outside)),
         steps=_steps(profile),
+        collectives=_collectives(profile),
         folded=_folded("views that cost nothing: made once, with the plan", profile.free)
         + _folded("steps that did not run", profile.idle),
         memory="".join(_memory(i, graph) for i, graph in enumerate(profile.graphs)),
@@ -56,6 +68,14 @@ def _cards(profile: Any) -> str:
         f"<div class=card><b>{escape(value)}</b><span>{escape(words)}</span></div>"
         for value, words in cards
     )
+
+
+def _collectives(profile: Any) -> str:
+    """List what ranks communicate; nothing where they do not."""
+    if not profile.collectives:
+        return ""
+    table = _table(profile.collective_table())
+    return f'<h2>Collectives</h2>\n<div class="scroll">{table}</div>'
 
 
 def _breaks(profile: Any) -> str:
@@ -157,8 +177,9 @@ def _rect(x: float, y: float, width: float, height: float, kind: str, tip: str) 
 
 
 def _chart(
-    width: float, height: float, rects: Iterable[str], unit: str, lanes: Sequence[str]
-) -> str:
+    width: float, height: float, rects: Iterable[str], unit: str, lanes: Sequence[str],
+    rows: str = "",
+) -> str:  # fmt: skip
     """Draw rectangles over an axis, which the page draws anew where it zooms."""
     step = _tick_distance(width / _TICKS)
     ticks = "".join(
@@ -167,8 +188,9 @@ def _chart(
     )
     body = "\n".join(rects)
     names = "".join(f"<span>{escape(name)}</span>" for name in lanes)
+    style = f' style="grid-template-rows: {rows}"' if rows else ""
     return (
-        f'<div class="chart"><div class="lanes">{names}</div><div class="plot">'
+        f'<div class="chart"><div class="lanes"{style}>{names}</div><div class="plot">'
         f'<svg viewBox="0 0 {width:.3f} {height:g}" preserveAspectRatio="none">\n{body}\n</svg>'
         f'<div class="axis" data-unit="{unit}">{ticks}</div></div></div>'
     )
@@ -191,12 +213,20 @@ def _tick(value: float, unit: str) -> str:
 
 
 def _timeline(profile: Any) -> str:
-    """Draw the halves of graphs, below them their steps, and last the memory in use."""
+    """Draw the halves of graphs, their steps, what is in flight between ranks, memory in use."""
     rects = [
         _rect(bar.start, _LANE if bar.step else 0, bar.length, _LANE - 2,
               bar.step.kind if bar.step else "run", _bar_tip(bar))
         for bar in profile.bars
     ]  # fmt: skip
+    flights = [
+        _rect(flight.begin, 2 * _LANE, flight.length, _LANE - 2, "flight",
+              _flight_tip(each, flight))
+        for each in profile.collectives for flight in each.flights if flight.run == profile.bars_of
+    ]  # fmt: skip
+    rects += flights
+    lanes = ["graph", "steps", *(["in flight"] if flights else [])]
+    above = len(lanes) * _LANE
     in_use = [
         (bar, profile.graphs[bar.step.graph].in_use.get(bar.step.name, 0))
         for bar in profile.bars if bar.step
@@ -206,9 +236,22 @@ def _timeline(profile: Any) -> str:
         if count:
             height = 2 * _LANE * count / most
             tip = f"{bar.name}\n{bytes_text(count)} in use by graph {bar.step.graph}"
-            rects.append(_rect(bar.start, 4 * _LANE - height, bar.length, height, "memory", tip))
-    lanes = ("graph", "steps", f"memory, up to {bytes_text(most)}")
-    return _chart(profile.wall[profile.bars_of], 4 * _LANE, rects, "time", lanes)
+            top = above + 2 * _LANE - height
+            rects.append(_rect(bar.start, top, bar.length, height, "memory", tip))
+    rows = f"{'1fr ' * len(lanes)}2fr"
+    lanes.append(f"memory, up to {bytes_text(most)}")
+    height = above + 2 * _LANE
+    return _chart(profile.wall[profile.bars_of], height, rects, "time", lanes, rows)
+
+
+def _flight_tip(collective: Collective, flight: Flight) -> str:
+    lines = [
+        collective.start.name,
+        f"{collective.start.op}, group {collective.group}, {bytes_text(collective.num_bytes)}",
+        f"{time_text(flight.length)} in flight, {time_text(flight.waited)} waited for",
+        f"{time_text(flight.beside_products)} beside products",
+    ]
+    return "\n".join(lines)
 
 
 def _bar_tip(bar: Bar) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +23,19 @@ from torch_ort.reports.products import (
     winograd_weight_gradient,
 )
 from torch_ort.reports.profile_result import Profile
-from torch_ort.reports.profile_rows import Bar, GraphProfile, RegionProfile, StepTimes
+from torch_ort.reports.profile_rows import (
+    Bar,
+    Collective,
+    Flight,
+    GraphProfile,
+    RegionProfile,
+    StepTimes,
+)
 
 REGION = "torch_ort.Region"
+
+_COLLECTIVES = "_c10d_functional::"
+_WAIT = "_c10d_functional::wait_tensor"
 
 _WEIGHT_GRADIENTS = ("ConvolutionWeightGrad", "DepthwiseWeightGrad")
 _PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {
@@ -84,6 +94,11 @@ class _Reader:
             for number, program in enumerate(self._programs)
             for name, found in _native_products(program)
         }
+        self._collectives = [
+            collective
+            for number, program in enumerate(self._programs)
+            for collective in _collectives_of(number, program, self._steps)
+        ]
         self._outside: Counter[str] = Counter()
 
     def read(
@@ -97,9 +112,11 @@ class _Reader:
                     step.products += _products(event)
                     step.products += self._native_products.get((step.graph, step.name), ())
         wall, bars = [], []
-        for marker, events in _measured(timed):
+        for run, (marker, events) in enumerate(_measured(timed)):
             wall.append(marker.time_range.elapsed_us())
             bars.append(self._read_step(marker.time_range.start, events))
+            for collective in self._collectives:
+                collective.flights += _flights(run, collective, bars[-1])
         steps = list(self._steps.values())
         known = sum(step.total for step in steps) + self._outside.total()
         self._outside["autograd and Python"] += sum(wall) - known
@@ -107,6 +124,7 @@ class _Reader:
         return Profile(
             [_describe(program) for program in self._programs], steps, wall,
             dict(self._outside.most_common()), bars[middle], middle, fallbacks, timed,
+            collectives=[each for each in self._collectives if each.flights],
         )  # fmt: skip
 
     def _read_step(self, start: float, events: Sequence[Any]) -> list[Bar]:
@@ -134,6 +152,43 @@ class _Reader:
             yield event, half, step
             if step is None:
                 yield from self._walk(event.cpu_children, owner, half)
+
+
+def _collectives_of(
+    graph: int, program: Program, steps: Mapping[tuple[int, bool, str], StepTimes]
+) -> Iterator[Collective]:
+    """Give what a graph communicates and waits for."""
+    found: dict[str, Collective] = {}  # by what is in flight
+    by_name = {name: step for (number, _, name), step in steps.items() if number == graph}
+    for node in program.graph.nodes():
+        operator, step = str(node["attrs"].get("operator", "")), by_name.get(node["name"])
+        if operator == _WAIT:
+            collective = found.get(node["inputs"][0])
+            if collective is not None and step is not None:
+                collective.waits.append(step)
+        elif operator.startswith(_COLLECTIVES) and step is not None:
+            group = str(node["attrs"].get("group_name", ""))
+            found |= dict.fromkeys(node["outputs"], Collective(step, [], group))
+    yield from {id(each): each for each in found.values() if each.waits}.values()
+
+
+def _flights(run: int, collective: Collective, bars: Sequence[Bar]) -> Iterator[Flight]:
+    """Give the flights of a collective among what ran in a measured step."""
+    begin, waits = None, []
+    for bar in bars:
+        if bar.step is collective.start:
+            begin, waits = bar.start + bar.length, []
+        elif begin is not None and any(bar.step is wait for wait in collective.waits):
+            waits.append(bar)
+            if len(waits) == len(collective.waits):
+                end = bar.start + bar.length
+                beside = sum(
+                    max(0.0, min(other.start + other.length, end) - max(other.start, begin))
+                    for other in bars
+                    if other.step is not None and other.step.kind in ("products", "attention")
+                )
+                yield Flight(run, begin, end - begin, sum(each.length for each in waits), beside)
+                begin = None
 
 
 def _outside_name(event: str) -> str:
@@ -237,6 +292,8 @@ def _dtypes(graph: _C.Graph) -> dict[str, str]:
 def _kind(op: str) -> str:
     if op == REGION:
         return "regions"
+    if op.startswith(_COLLECTIVES):
+        return "collectives"
     name = op.removeprefix("torch_ort.").rpartition("::")[2].partition(".")[0].rstrip("_")
     if "attention" in name.lower():
         return "attention"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import tempfile
@@ -15,7 +16,14 @@ from torch_ort._C import UserError
 from torch_ort.dynamo.uncaptured import Break, lines_of
 from torch_ort.reports import profile_page
 from torch_ort.reports.peaks import DTYPES, Peaks
-from torch_ort.reports.profile_rows import KINDS, Bar, GraphProfile, StepTimes
+from torch_ort.reports.profile_rows import (
+    KINDS,
+    Bar,
+    Collective,
+    GraphProfile,
+    StepTimes,
+    hidden_part,
+)
 from torch_ort.reports.tables import Cell, Table, bytes_text, columns, time_text
 
 ROWS_IN_TEXT = 40
@@ -36,6 +44,7 @@ class Profile:
     events: torch.profiler.profile
     breaks: list[Break] = field(default_factory=list)  # what Dynamo left to eager PyTorch, and why
     peaks: Peaks | None = None  # none were measured: nothing has products, or not on the CPU
+    collectives: list[Collective] = field(default_factory=list)  # none: not on the CPU
 
     @property
     def product_dtypes(self) -> list[str]:
@@ -93,7 +102,7 @@ class Profile:
 
     def __str__(self) -> str:
         shown, rest = self.ranked[:ROWS_IN_TEXT], self.ranked[ROWS_IN_TEXT:]
-        lines = [self.summary(), *filter(None, [self.peak_text()])]
+        lines = [self.summary(), *filter(None, [self.peak_text(), self.collective_text()])]
         lines += [f"fell back: {reason}" for reason in self.fallbacks]
         if self.breaks:
             lines += lines_of(self.breaks)
@@ -108,6 +117,11 @@ class Profile:
             lines.append(f"and {len(self.free)} views that cost nothing: {FREE}")
         if self.idle:
             lines.append(f"and {len(self.idle)} steps that did not run")
+        if self.collectives:
+            heads, rows = self.collective_table()
+            lines += ["", *columns((heads, rows[:ROWS_IN_TEXT]))]
+            if len(rows) > ROWS_IN_TEXT:
+                lines.append(f"and {len(rows) - ROWS_IN_TEXT} more collectives")
         for head, sums in (("kind", self.kinds), ("outside the steps", self.outside)):
             lines += ["", *columns(self.sum_table(head, sums))]
         return "\n".join(lines)
@@ -130,6 +144,36 @@ class Profile:
         if self.peaks is None or self.of_peak is None:
             return ""
         return f"products at {self.of_peak:.1%} of the peak: {self.peaks}"
+
+    def collective_text(self) -> str:
+        """Say how long ranks communicate in a step, and how much of it is hidden, if they do."""
+        flights = [flight for each in self.collectives for flight in each.flights]
+        if not flights:
+            return ""
+        spent = time_text(self.per_step(sum(flight.length for flight in flights)))
+        return (
+            f"{len(self.collectives)} collective(s), {spent} in flight per step, of which "
+            f"{hidden_part(flights):.1%} are hidden behind other work"
+        )
+
+    def collective_table(self) -> Table:
+        """Give a row for each collective, the longest in flight first."""
+        rows = [
+            (
+                each.start.name, (each.start.graph, str(each.start.graph)),
+                each.start.half, each.start.op, each.group,
+                (each.num_bytes, bytes_text(each.num_bytes)),
+                (each.length, time_text(each.length)), (each.waited, time_text(each.waited)),
+                (each.hidden, f"{each.hidden:.1%}"),
+                (each.beside_products, time_text(each.beside_products)), each.start.origin,
+            )
+            for each in sorted(self.collectives, key=lambda each: -each.length)
+        ]  # fmt: skip
+        heads = (
+            "collective", "graph", "half", "op", "group", "bytes", "in flight", "waited",
+            "hidden", "beside products", "origin",
+        )  # fmt: skip
+        return heads, rows
 
     def step_table(self, steps: Sequence[StepTimes]) -> Table:
         """Give a row for each step."""
@@ -161,7 +205,10 @@ class Profile:
         return (head, "per step", "share"), rows
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write torch.profiler's Chrome trace. Raises UserError where it cannot be written."""
+        """Write torch.profiler's Chrome trace, with what is in flight between ranks.
+
+        Raises UserError where it cannot be written.
+        """
         _write(path, self._trace)
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
@@ -175,7 +222,40 @@ class Profile:
             path = os.path.join(folder, "trace.json")
             self.events.export_chrome_trace(path)
             with open(path, "rb") as file:
-                return file.read()
+                trace = file.read()
+        return _with_flights(trace, self.collectives) if self.collectives else trace
+
+
+def _with_flights(trace: bytes, collectives: Sequence[Collective]) -> bytes:
+    """Add the flights of collectives, which begin in one step and end in another, to a trace."""
+    content = json.loads(trace)
+    steps = sorted(
+        (
+            event
+            for event in content["traceEvents"]
+            if event.get("ph") == "X" and event["name"].startswith("ProfilerStep")
+        ),
+        key=lambda event: event["ts"],
+    )
+    number = 0
+    for collective in collectives:
+        for flight in collective.flights:
+            number += 1
+            step = steps[flight.run]
+            common = {
+                "name": collective.start.name, "cat": "collective", "id": number,
+                "pid": step["pid"], "tid": step["tid"],
+            }  # fmt: skip
+            told = {
+                "operator": collective.start.op, "group": collective.group,
+                "bytes": collective.num_bytes, "waited, us": flight.waited,
+            }  # fmt: skip
+            begin = step["ts"] + flight.begin
+            content["traceEvents"] += [
+                {**common, "ph": "b", "ts": begin, "args": told},
+                {**common, "ph": "e", "ts": begin + flight.length},
+            ]
+    return json.dumps(content).encode()
 
 
 def _write(path: str | os.PathLike[str], content: bytes) -> None:

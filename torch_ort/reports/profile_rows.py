@@ -1,14 +1,15 @@
-"""What a profile is made of: times of steps, bars of a timeline, graphs."""
+"""What a profile is made of: times of steps, collectives, bars of a timeline, graphs."""
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch_ort.reports.products import Product
 
-KINDS = ("products", "attention", "regions", "views", "other")
+KINDS = ("products", "attention", "regions", "collectives", "views", "other")
 
 
 @dataclass
@@ -104,6 +105,62 @@ class Bar:
     start: float
     length: float
     step: StepTimes | None = None  # None: a run of half a graph, or something outside the engine
+
+
+@dataclass
+class Flight:
+    """One measured run of a collective, in microseconds: from its start to the end of its waits."""
+
+    run: int
+    begin: float  # from the beginning of the measured step
+    length: float
+    waited: float  # in which the graph only waited for it
+    beside_products: float  # in which products or attention ran
+
+
+@dataclass
+class Collective:
+    """A communication between ranks: the step that starts it, and those that wait for it."""
+
+    start: StepTimes
+    waits: list[StepTimes]
+    group: str
+    flights: list[Flight] = field(default_factory=list)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the larger of operands and results."""
+        return max(self.start.read_bytes, self.start.written_bytes)
+
+    @property
+    def length(self) -> float:
+        """Microseconds in flight, of the run that stands in the middle."""
+        return self._median([flight.length for flight in self.flights])
+
+    @property
+    def waited(self) -> float:
+        """Microseconds that the graph has waited for it."""
+        return self._median([flight.waited for flight in self.flights])
+
+    @property
+    def beside_products(self) -> float:
+        """Microseconds in flight while products or attention ran."""
+        return self._median([flight.beside_products for flight in self.flights])
+
+    @property
+    def hidden(self) -> float:
+        """Part of the time in flight, over all runs, in which the graph did other work."""
+        return hidden_part(self.flights)
+
+    @staticmethod
+    def _median(numbers: list[float]) -> float:
+        return statistics.median(numbers or [0.0])
+
+
+def hidden_part(flights: Sequence[Flight]) -> float:
+    """Give the part of the time in flight in which a graph did other work than wait."""
+    whole = sum(flight.length for flight in flights)
+    return 1 - sum(flight.waited for flight in flights) / whole if whole else 0.0
 
 
 @dataclass

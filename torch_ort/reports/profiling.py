@@ -57,6 +57,9 @@ def profile(
     if dtypes and device.type == "cpu":
         # On other devices the time of a step is only that of its launch.
         result.hold_against(product_peaks(dtypes, device, runs.isa_of(options)))
+    if device.type != "cpu":
+        # Nor does a wait there tell when what it waits for has arrived.
+        result.collectives = []
     if not any(step.microseconds for step in result.steps):
         raise _nothing_ran([*fallbacks, *map(str, result.breaks)])
     if path is not None:
