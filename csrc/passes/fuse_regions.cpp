@@ -199,9 +199,9 @@ class Grouping {
     for (int at = 0; at < static_cast<int>(order_.nodes.size()); ++at) {
       if (group_of_[at] < 0) continue;
       for (const Value* value : order_.nodes[at]->inputs) {
-        if (value != nullptr && value->producer != nullptr) {
-          try_join(order_.position(value->producer), at);
-        }
+        if (value == nullptr || value->producer == nullptr) continue;
+        const int producer = order_.position(value->producer);
+        if (!belongs_to_readers(producer, at)) try_join(producer, at);
       }
     }
     // Readers of one value are joined, so that it is read once.
@@ -211,6 +211,25 @@ class Grouping {
       }
     }
     std::erase_if(groups_, [](const Group& group) { return group.members.empty(); });
+  }
+
+  // Whether a node that reads a view of an input had better be joined with its own readers: if none
+  // of them can be in the group of the other readers of the view, that group would write the node's
+  // result to memory for them.
+  bool belongs_to_readers(int view, int at) {
+    const Node& node = *order_.nodes[view];
+    if (forms_[view].kind != Kind::kPass || !ops::is_view(node)) return false;
+    const Node* viewed = node.inputs[0]->producer;
+    if (viewed != nullptr && group_of_[order_.position(viewed)] >= 0) return false;
+    const auto& uses = order_.nodes[at]->outputs[0]->uses;
+    return std::all_of(uses.begin(), uses.end(), [&](const ir::Use& use) {
+      if (use.node == nullptr || use.index < 0) return false;
+      const int reader = order_.position(use.node);
+      if (group_of_[reader] == group_of_[view]) return false;
+      const bool joins_others =
+          !merged_order_.has_path(view, reader, at) && joined_groups(view, reader);
+      return !joins_others && joined_groups(at, reader);
+    });
   }
 
   void join_readers(const Value& value) {
@@ -225,17 +244,22 @@ class Grouping {
   }
 
   void try_join(int a, int b) {
-    if (group_of_[a] < 0 || group_of_[b] < 0 || group_of_[a] == group_of_[b]) return;
-    if ((a < order_.border) != (b < order_.border)) return;
-    const Group &first = groups_[group_of_[a]], &second = groups_[group_of_[b]];
-    if (first.members.size() + second.members.size() > kMaxNodes) return;
-    if (first.segment != second.segment) return;
-    std::optional<Group> joined = fit(first, second);
+    std::optional<Group> joined = joined_groups(a, b);
     if (!joined || !merged_order_.merge(a, b)) return;
     const int kept = group_of_[a], gone = group_of_[b];
     for (int at : groups_[gone].members) group_of_[at] = kept;
     groups_[gone] = {};
     groups_[kept] = std::move(*joined);
+  }
+
+  // The groups of two nodes together, if they are two that fit, whatever lies between them.
+  std::optional<Group> joined_groups(int a, int b) const {
+    if (group_of_[a] < 0 || group_of_[b] < 0 || group_of_[a] == group_of_[b]) return std::nullopt;
+    if ((a < order_.border) != (b < order_.border)) return std::nullopt;
+    const Group &first = groups_[group_of_[a]], &second = groups_[group_of_[b]];
+    if (first.members.size() + second.members.size() > kMaxNodes) return std::nullopt;
+    if (first.segment != second.segment) return std::nullopt;
+    return fit(first, second);
   }
 
   std::optional<Group> fit(const Group& a, const Group& b) const {

@@ -36,10 +36,18 @@ bool MergedOrder::merge(int a, int b) {
   return true;
 }
 
-bool MergedOrder::collect(int from, int to, const Lists& neighbors, std::vector<int>& found) {
+bool MergedOrder::has_path(int from, int to, int without) {
+  const int first = group_of_[from], last = group_of_[to];
+  if (place_[first] > place_[last]) return false;
+  return !collect(first, last, successors_, after_, group_of_[without]);
+}
+
+bool MergedOrder::collect(int from, int to, const Lists& neighbors, std::vector<int>& found,
+                          int without) {
   const int low = std::min(place_[from], place_[to]), high = std::max(place_[from], place_[to]);
   ++search_;
   found.clear();
+  if (without != kNone) search_of_[without] = search_;
   bool meets = false;
   const auto look_from = [&](int group) {
     int member = group;  // A group has the number of one of its nodes.

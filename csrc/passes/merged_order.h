@@ -23,8 +23,13 @@ class MergedOrder {
   // Merges the groups of two nodes, unless a path from one to the other leads through a third
   // group: then it changes nothing and returns false.
   bool merge(int a, int b);
+  // Whether a path from the group of `from` to that of `to` leads through a third group, without
+  // that of `without`.
+  bool has_path(int from, int to, int without);
 
  private:
+  static constexpr int kNone = -1;
+
   // Numbers by node, one list after the other.
   struct Lists {
     std::vector<int> starts, items;
@@ -33,8 +38,9 @@ class MergedOrder {
   static Lists neighbors(int num_nodes, const std::vector<Arc>& arcs, int Arc::* node,
                          int Arc::* neighbor);
   // Finds all groups that `from` reaches and that are between the two in the order. Returns false
-  // if one of them has an arc to `to`.
-  bool collect(int from, int to, const Lists& neighbors, std::vector<int>& found);
+  // if one of them has an arc to `to`. It does not go through `without`.
+  bool collect(int from, int to, const Lists& neighbors, std::vector<int>& found,
+               int without = kNone);
   // Gives the groups before the merged one, that one, and those after it the places that they have
   // together.
   void move(int kept, int gone);
