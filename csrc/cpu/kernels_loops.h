@@ -303,26 +303,32 @@ void min_rows(T* d, const T* a, int64_t rows, int64_t n) {
   for (int64_t r = 0; r < rows; ++r) d[r] = reduce(a + r * n, n, d[r], smaller);
 }
 
-// Keeps a few columns in registers while all rows are added to them.
+// kVectors vectors of columns stay in registers while all rows are added to them. Each addition
+// waits for the one before to the same column, so that a few columns take as long as one.
+template <typename T, int kVectors>
+inline void add_columns(T* d, const T* a, int64_t rows, int64_t n) {
+  constexpr int64_t width = Vec<T>::size();
+  Vec<T> sums[kVectors];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) sums[v] = Vec<T>::loadu(d + v * width);
+  for (int64_t r = 0; r < rows; ++r, a += n) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) sums[v] = sums[v] + Vec<T>::loadu(a + v * width);
+  }
+#pragma GCC unroll 8
+  for (int v = 0; v < kVectors; ++v) sums[v].store(d + v * width);
+}
+
 template <typename T>
 void add_rows(T* d, const T* a, int64_t rows, int64_t n) {
   constexpr int64_t width = Vec<T>::size();
   int64_t i = 0;
-  for (; i + 2 * width <= n; i += 2 * width) {
-    Vec<T> x = Vec<T>::loadu(d + i), y = Vec<T>::loadu(d + i + width);
-    for (int64_t r = 0; r < rows; ++r) {
-      x = x + Vec<T>::loadu(a + r * n + i);
-      y = y + Vec<T>::loadu(a + r * n + i + width);
-    }
-    x.store(d + i);
-    y.store(d + i + width);
-  }
-  for (; i < n; i += width) {
-    const int64_t count = std::min(width, n - i);
-    Vec<T> x = Vec<T>::loadu(d + i, count);
-    for (int64_t r = 0; r < rows; ++r) x = x + Vec<T>::loadu(a + r * n + i, count);
-    x.store(d + i, static_cast<int>(count));
-  }
+  for (; i + 4 * width <= n; i += 4 * width) add_columns<T, 4>(d + i, a + i, rows, n);
+  for (; i + width <= n; i += width) add_columns<T, 1>(d + i, a + i, rows, n);
+  if (i == n) return;
+  Vec<T> sums = Vec<T>::loadu(d + i, n - i);
+  for (int64_t r = 0; r < rows; ++r) sums = sums + Vec<T>::loadu(a + r * n + i, n - i);
+  sums.store(d + i, static_cast<int>(n - i));
 }
 
 template <typename T>
