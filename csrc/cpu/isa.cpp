@@ -9,6 +9,8 @@
 #include <sys/auxv.h>
 #endif
 
+#include <atomic>
+#include <optional>
 #include <string>
 
 namespace torch_ort::cpu {
@@ -81,11 +83,19 @@ const Set& set_of(Isa isa) {
   throw InternalError("isa: this build has no such instruction set");
 }
 
+constexpr int kNonePlanted = -1;
+std::atomic<int> planted = kNonePlanted;
+
 }  // namespace
 
 Isa best_isa() {
   static const Isa best = available_isas().back();
-  return best;
+  const int other = planted.load(std::memory_order_relaxed);
+  return other == kNonePlanted ? best : static_cast<Isa>(other);
+}
+
+void plant_isa(std::optional<Isa> isa) {
+  planted.store(isa ? static_cast<int>(*isa) : kNonePlanted, std::memory_order_relaxed);
 }
 
 std::vector<Isa> available_isas() {

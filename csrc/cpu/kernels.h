@@ -9,6 +9,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -154,6 +155,50 @@ struct TileTransforms {
   Checked weight_gradient = nullptr;  // 4x4 rows -> 3x3 taps
 };
 
+// One time of a row of a batch in a recurrent layer, of which cpu/recurrent.h has the formulas, for
+// the n numbers of its state. The gates are given as sums, x + W h, and are kept for backward.
+template <typename T>
+struct LstmRow {
+  T *input, *forget, *fresh, *output;  // i, f, g, o
+  const T* memory;                     // c before; may be `new_memory`
+  T* new_memory;
+  T* state;
+  int64_t n;
+};
+template <typename T>
+struct GruRow {
+  T *reset, *update;    // r, z
+  const T* hidden;      // m
+  const T* fresh_part;  // x of n
+  T* fresh;             // n
+  const T* state;       // h before
+  T* new_state;
+  int64_t n;
+};
+// Their gradients, from the kept gates. Those of the state after this time and, of an LSTM, of the
+// memory are given as `of_state` and `of_memory`, which become those before it, but for what goes
+// through W h of the gates.
+template <typename T>
+struct LstmRowGrad {
+  const T *input, *forget, *fresh, *output;
+  const T *memory, *new_memory;
+  const T* of_result;  // added to `of_state`; nullptr: zeros
+  const T* of_state;
+  T* of_memory;
+  T *of_input, *of_forget, *of_fresh, *of_output;
+  int64_t n;
+};
+template <typename T>
+struct GruRowGrad {
+  const T *reset, *update, *fresh, *hidden;
+  const T* state;      // before
+  const T* of_result;  // as above
+  T* of_state;
+  T *of_reset, *of_update, *of_fresh;                 // of x
+  T *of_hidden_reset, *of_hidden_update, *of_hidden;  // of W h
+  int64_t n;
+};
+
 // A loop of multiplications and additions on registers alone, with so many independent sums that
 // only the processor's multiplying units limit it. No product of matrices can be faster.
 struct RegisterLoop {
@@ -226,6 +271,10 @@ struct Kernels {
   // For what has_depthwise_windows().
   void (*depthwise_windows)(const DepthwiseWindows<T>& places) = nullptr;
   TileTransforms<T> tiles;
+  void (*lstm)(const LstmRow<T>& row) = nullptr;
+  void (*lstm_grad)(const LstmRowGrad<T>& row) = nullptr;
+  void (*gru)(const GruRow<T>& row) = nullptr;
+  void (*gru_grad)(const GruRowGrad<T>& row) = nullptr;
   RegisterLoop peak;
   // A copy that does not read the target into the caches. Both are aligned to 64 bytes, and
   // `num_bytes` is a multiple of these.
@@ -265,6 +314,8 @@ enum class Isa : uint8_t { kPortable, kAvx2, kAvx512, kNeon };
 
 // The widest instruction set that the processor has.
 Isa best_isa();
+// Tests let best_isa() give another one that the processor has; nullopt: the widest again.
+void plant_isa(std::optional<Isa> isa);
 // From the name of one that was built for this kind of processor: "portable", and "avx2", "avx512"
 // or "neon". Throws UserError on another name, and if the processor lacks it.
 Isa isa_from_name(std::string_view name);

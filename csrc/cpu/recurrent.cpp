@@ -17,21 +17,6 @@ constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
 // Fewer rows take a product as long as so many.
 constexpr int64_t kLeastRows = 4;
 
-// The point-wise words over contiguous numbers.
-template <typename T>
-class Words {
- public:
-  explicit Words(const Kernels<T>& kernels) : kernels_(kernels) {}
-
-  void operator()(Opcode op, int64_t n, T* d, const T* a, const T* b = nullptr,
-                  const T* c = nullptr) const {
-    kernels_.elementwise[static_cast<size_t>(op)][0](d, a, b, c, n);
-  }
-
- private:
-  const Kernels<T>& kernels_;
-};
-
 // A right factor in panels. Its memory is the calling thread's, and serves until the next one of
 // the same thread.
 template <typename T>
@@ -94,8 +79,8 @@ class PackedFactor {
 // What one thread computes: rows of the batch, from the first time to the last.
 template <typename T>
 struct Part {
-  Part(const Recurrence<T>& whole, const Kernels<T>& kernels, int64_t first, int64_t last)
-      : word(kernels),
+  Part(const Recurrence<T>& whole, const Kernels<T>& of_isa, int64_t first, int64_t last)
+      : kernels(of_isa),
         layer(whole),
         begin(first),
         rows(last - first),
@@ -103,10 +88,15 @@ struct Part {
         gates(num_gates(whole.cell)),
         n(rows * whole.width) {}
 
-  const Words<T> word;
+  const Kernels<T>& kernels;
   const Recurrence<T>& layer;
   const int64_t begin, rows, width, gates;
   const int64_t n;  // numbers of the part's states
+
+  // A point-wise word over the numbers of the states.
+  void word(Opcode op, T* d, const T* a, const T* b = nullptr, const T* c = nullptr) const {
+    kernels.elementwise[static_cast<size_t>(op)][0](d, a, b, c, n);
+  }
 
   // The position in time of the i-th time that the layer looks at.
   int64_t time(int64_t i) const { return layer.reverse ? layer.steps - 1 - i : i; }
@@ -116,10 +106,10 @@ struct Part {
   N* rows_of(N* tensor, int64_t t, int64_t parts = 1, int64_t part = 0) const {
     return tensor + ((t * parts + part) * layer.batch + begin) * width;
   }
-  // Of a tensor [steps, batch, gates * width]: the part's rows, from a gate on.
+  // Of a tensor [steps, batch, gates * width]: the part's rows from one on, from a gate on.
   template <typename N>
-  N* gate_of(N* tensor, int64_t t, int64_t gate = 0) const {
-    return tensor + ((t * layer.batch + begin) * gates + gate) * width;
+  N* gate_of(N* tensor, int64_t t, int64_t gate = 0, int64_t row = 0) const {
+    return tensor + ((t * layer.batch + begin + row) * gates + gate) * width;
   }
   int64_t gate_row() const { return gates * width; }
 };
@@ -132,7 +122,7 @@ class ForwardPart {
       : part_(part),
         forward_(forward),
         weight_(weight),
-        scratch_(thread_memory<T, Use::kStates>((num_kept(part.layer.cell) + 1) * part.n)) {}
+        scratch_(thread_memory<T, Use::kStates>(num_kept(part.layer.cell) * part.n)) {}
 
   void run() {
     const T* before = part_.rows_of(part_.layer.state, 0);
@@ -146,11 +136,11 @@ class ForwardPart {
         case Cell::kGru: gru(before, after); break;
         case Cell::kTanh:
           add_state(0, after, before);
-          part_.word(Opcode::kTanh, part_.n, after, after);
+          part_.word(Opcode::kTanh, after, after);
           break;
         case Cell::kRelu:
           add_state(0, after, before);
-          part_.word(Opcode::kRelu, part_.n, after, after);
+          part_.word(Opcode::kRelu, after, after);
           break;
       }
       before = after;
@@ -168,7 +158,6 @@ class ForwardPart {
     }
     return scratch_ + part * part_.n;
   }
-  T* spare() const { return scratch_ + num_kept(part_.layer.cell) * part_.n; }
 
   // to <- x + W h of a gate
   void add_state(int64_t gate, T* to, const T* state) const {
@@ -177,15 +166,16 @@ class ForwardPart {
   }
 
   const T* lstm(const T* before, const T* memory, T* after) {
-    T *in = kept(0), *forget = kept(1), *fresh = kept(2), *out = kept(3), *now = kept(4);
     for (int64_t gate = 0; gate < 4; ++gate) add_state(gate, kept(gate), before);
-    for (T* each : {in, forget, out}) part_.word(Opcode::kSigmoid, part_.n, each, each);
-    part_.word(Opcode::kTanh, part_.n, fresh, fresh);
-    part_.word(Opcode::kMul, part_.n, after, in, fresh);
-    part_.word(Opcode::kMulAdd, part_.n, now, forget, memory, after);  // `now` may be `memory`
-    part_.word(Opcode::kTanh, part_.n, after, now);
-    part_.word(Opcode::kMul, part_.n, after, out, after);
-    return now;
+    part_.kernels.lstm({.input = kept(0),
+                        .forget = kept(1),
+                        .fresh = kept(2),
+                        .output = kept(3),
+                        .memory = memory,
+                        .new_memory = kept(4),
+                        .state = after,
+                        .n = part_.n});
+    return kept(4);
   }
 
   void gru(const T* before, T* after) {
@@ -193,17 +183,17 @@ class ForwardPart {
     add_state(0, reset, before);
     add_state(1, update, before);
     weight_.multiply(2, part_.rows, hidden, part_.width, forward_.bias, 0, before, part_.width);
-    part_.word(Opcode::kSigmoid, part_.n, reset, reset);
-    part_.word(Opcode::kSigmoid, part_.n, update, update);
     for (int64_t row = 0; row < part_.rows; ++row) {
       const int64_t at = row * part_.width;
-      part_.word(Opcode::kMulAdd, part_.width, fresh + at, reset + at, hidden + at,
-                 part_.gate_of(forward_.gates, t_, 2) + row * part_.gate_row());
+      part_.kernels.gru({.reset = reset + at,
+                         .update = update + at,
+                         .hidden = hidden + at,
+                         .fresh_part = part_.gate_of(forward_.gates, t_, 2, row),
+                         .fresh = fresh + at,
+                         .state = before + at,
+                         .new_state = after + at,
+                         .n = part_.width});
     }
-    part_.word(Opcode::kTanh, part_.n, fresh, fresh);
-    T* change = spare();
-    part_.word(Opcode::kSub, part_.n, change, before, fresh);
-    part_.word(Opcode::kMulAdd, part_.n, after, update, change, fresh);
   }
 
   const Part<T>& part_;
@@ -213,9 +203,8 @@ class ForwardPart {
   int64_t t_ = 0;
 };
 
-// The number of buffers that backward computes in: the gradients of h and c, zeros, and three for
-// the gates.
-constexpr int64_t kBuffers = 6;
+// The number of buffers that backward computes in: the gradients of h and c, and zeros.
+constexpr int64_t kBuffers = 3;
 
 template <typename T>
 class BackwardPart {
@@ -235,10 +224,9 @@ class BackwardPart {
       t_ = part_.time(i);
       before_ = i == 0 ? part_.rows_of(part_.layer.state, 0)
                        : part_.rows_of(backward_.output, part_.time(i - 1));
-      if (backward_.output_gradient != nullptr) {
-        part_.word(Opcode::kAdd, part_.n, state(), state(),
-                   part_.rows_of(backward_.output_gradient, t_));
-      }
+      of_result_ = backward_.output_gradient == nullptr
+                       ? nullptr
+                       : part_.rows_of(backward_.output_gradient, t_);
       switch (part_.layer.cell) {
         case Cell::kLstm: lstm(i); break;
         case Cell::kGru: gru(); break;
@@ -269,14 +257,6 @@ class BackwardPart {
     }
   }
 
-  // Writes the gradient of a gate into its columns.
-  void put(T* gradients, int64_t gate, const T* from) const {
-    T* to = part_.gate_of(gradients, t_, gate);
-    for (int64_t row = 0; row < part_.rows; ++row) {
-      std::copy_n(from + row * part_.width, part_.width, to + row * part_.gate_row());
-    }
-  }
-
   // The gradient of h before this time, through W h: added to `start`.
   void through_weight(const T* gradients, const T* start) const {
     weight_.multiply(0, part_.rows, state(), part_.width, start, part_.width,
@@ -284,62 +264,71 @@ class BackwardPart {
   }
 
   void lstm(int64_t i) const {
-    const T *in = kept(0), *forget = kept(1), *fresh = kept(2), *out = kept(3), *now = kept(4);
     const T* memory_before = i == 0 ? part_.rows_of(part_.layer.memory, 0)
                                     : part_.rows_of(backward_.kept, part_.time(i - 1), 5, 4);
-    T *squashed = buffer(3), *gradient = buffer(4);
-    part_.word(Opcode::kTanh, part_.n, squashed, now);
-    part_.word(Opcode::kMul, part_.n, gradient, state(), squashed);
-    part_.word(Opcode::kSigmoidGrad, part_.n, gradient, gradient, out);
-    put(backward_.gates_gradient, 3, gradient);
-    part_.word(Opcode::kMul, part_.n, gradient, state(), out);
-    part_.word(Opcode::kTanhGrad, part_.n, gradient, gradient, squashed);
-    part_.word(Opcode::kAdd, part_.n, memory(), memory(), gradient);
-    const auto gate = [&](int64_t number, const T* factor, Opcode op, const T* result) {
-      part_.word(Opcode::kMul, part_.n, gradient, memory(), factor);
-      part_.word(op, part_.n, gradient, gradient, result);
-      put(backward_.gates_gradient, number, gradient);
-    };
-    gate(0, fresh, Opcode::kSigmoidGrad, in);
-    gate(1, memory_before, Opcode::kSigmoidGrad, forget);
-    gate(2, in, Opcode::kTanhGrad, fresh);
-    part_.word(Opcode::kMul, part_.n, memory(), memory(), forget);
-    through_weight(backward_.gates_gradient, nullptr);
+    T* const gradients = backward_.gates_gradient;
+    for (int64_t row = 0; row < part_.rows; ++row) {
+      const int64_t at = row * part_.width;
+      part_.kernels.lstm_grad({.input = kept(0) + at,
+                               .forget = kept(1) + at,
+                               .fresh = kept(2) + at,
+                               .output = kept(3) + at,
+                               .memory = memory_before + at,
+                               .new_memory = kept(4) + at,
+                               .of_result = of_result(at),
+                               .of_state = state() + at,
+                               .of_memory = memory() + at,
+                               .of_input = part_.gate_of(gradients, t_, 0, row),
+                               .of_forget = part_.gate_of(gradients, t_, 1, row),
+                               .of_fresh = part_.gate_of(gradients, t_, 2, row),
+                               .of_output = part_.gate_of(gradients, t_, 3, row),
+                               .n = part_.width});
+    }
+    through_weight(gradients, nullptr);
   }
 
   void gru() const {
-    const T *reset = kept(0), *update = kept(1), *fresh = kept(2), *hidden = kept(3);
-    T *gradient = buffer(3), *fresh_gradient = buffer(4), *carried = buffer(5);
-    part_.word(Opcode::kSub, part_.n, gradient, before_, fresh);
-    part_.word(Opcode::kMul, part_.n, gradient, gradient, state());
-    part_.word(Opcode::kSigmoidGrad, part_.n, gradient, gradient, update);
-    put(backward_.gates_gradient, 1, gradient);
-    put(backward_.hidden_gradient, 1, gradient);
-    part_.word(Opcode::kMul, part_.n, carried, state(), update);
-    part_.word(Opcode::kSub, part_.n, fresh_gradient, state(), carried);
-    part_.word(Opcode::kTanhGrad, part_.n, fresh_gradient, fresh_gradient, fresh);
-    put(backward_.gates_gradient, 2, fresh_gradient);
-    part_.word(Opcode::kMul, part_.n, gradient, fresh_gradient, reset);
-    put(backward_.hidden_gradient, 2, gradient);
-    part_.word(Opcode::kMul, part_.n, gradient, fresh_gradient, hidden);
-    part_.word(Opcode::kSigmoidGrad, part_.n, gradient, gradient, reset);
-    put(backward_.gates_gradient, 0, gradient);
-    put(backward_.hidden_gradient, 0, gradient);
-    through_weight(backward_.hidden_gradient, carried);
+    T *const of_x = backward_.gates_gradient, *const of_hidden = backward_.hidden_gradient;
+    for (int64_t row = 0; row < part_.rows; ++row) {
+      const int64_t at = row * part_.width;
+      part_.kernels.gru_grad({.reset = kept(0) + at,
+                              .update = kept(1) + at,
+                              .fresh = kept(2) + at,
+                              .hidden = kept(3) + at,
+                              .state = before_ + at,
+                              .of_result = of_result(at),
+                              .of_state = state() + at,
+                              .of_reset = part_.gate_of(of_x, t_, 0, row),
+                              .of_update = part_.gate_of(of_x, t_, 1, row),
+                              .of_fresh = part_.gate_of(of_x, t_, 2, row),
+                              .of_hidden_reset = part_.gate_of(of_hidden, t_, 0, row),
+                              .of_hidden_update = part_.gate_of(of_hidden, t_, 1, row),
+                              .of_hidden = part_.gate_of(of_hidden, t_, 2, row),
+                              .n = part_.width});
+    }
+    through_weight(of_hidden, state());
   }
 
   // `op` takes the gradient and the result; one with a threshold compares with zero.
   void rnn(Opcode op) const {
     T* gradient = part_.gate_of(backward_.gates_gradient, t_);  // as contiguous as a state
-    part_.word(op, part_.n, gradient, state(), part_.rows_of(backward_.output, t_), zeros());
+    const T* from = state();
+    if (of_result_ != nullptr) {
+      part_.word(Opcode::kAdd, gradient, state(), of_result_);
+      from = gradient;
+    }
+    part_.word(op, gradient, from, part_.rows_of(backward_.output, t_), zeros());
     through_weight(backward_.gates_gradient, nullptr);
   }
+
+  const T* of_result(int64_t at) const { return of_result_ == nullptr ? nullptr : of_result_ + at; }
 
   const Part<T>& part_;
   const RecurrentBackward<T>& backward_;
   const PackedFactor<T>& weight_;
   T* scratch_;
-  const T* before_ = nullptr;
+  const T* before_ = nullptr;     // h before this time
+  const T* of_result_ = nullptr;  // the gradient of this time's output; nullptr: zeros
   int64_t t_ = 0;
 };
 

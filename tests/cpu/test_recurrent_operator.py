@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -10,7 +11,8 @@ from recurrent_kinds import KINDS
 from torch import Tensor
 from torch.nn import functional
 
-import torch_ort  # noqa: F401  (registers the operators)
+from tests.cpu.regions import crossed
+from torch_ort import _C
 
 recurrent = torch.ops.torch_ort.recurrent
 pytestmark = pytest.mark.ort_only
@@ -21,6 +23,13 @@ CLOSE = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-10},
     torch.float32: {"rtol": 1e-4, "atol": 1e-5},
 }
+
+
+@pytest.fixture
+def of_isa() -> Iterator[Callable[[str], None]]:
+    """Return a function that lets kernels be those of an instruction set."""
+    yield _C.testing.plant_isa
+    _C.testing.plant_isa(None)
 
 
 class Given(NamedTuple):
@@ -93,14 +102,13 @@ def leaves(it: Given) -> list[Tensor]:
     return [tensor for tensor in it if tensor is not None]
 
 
+ISAS = _C.isa_names()
 SIZES = [(5, 3, 7), (1, 1, 1), (4, 13, 64), (3, 2, 40), (6, 9, 17)]
 
 
-@pytest.mark.parametrize("dtype", CLOSE, ids=str)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("reverse", [False, True], ids=["forward", "reverse"])
-@pytest.mark.parametrize("cell", CELLS)
-def test_results_and_gradients(cell, reverse, sizes, dtype):
+@crossed(isa=ISAS, cell=CELLS, reverse=[False, True], sizes=SIZES, dtype=CLOSE)
+def test_results_and_gradients(cell, reverse, sizes, dtype, isa, of_isa):
+    of_isa(isa)
     exact = given(cell, *sizes, dtype=torch.float64)
     want = through_layer(cell, exact, reverse)
     tangents = [torch.randn_like(each) for each in want]
@@ -169,7 +177,9 @@ def test_without_gradients_nothing_is_kept(cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("number", [1e4, float("inf"), float("nan")])
-def test_large_numbers(cell, number):
+@pytest.mark.parametrize("isa", ISAS)
+def test_large_numbers(cell, number, isa, of_isa):
+    of_isa(isa)
     it = given(cell, 3, 3, 5)
     with torch.no_grad():
         it.sequence[1, 0] = number
