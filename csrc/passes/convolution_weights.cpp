@@ -16,6 +16,7 @@
 // transposed convolutions, too. Declines row-major images, whose channels are apart.
 
 #include "ir/edit.h"
+#include "ops/channels_last.h"
 #include "passes/context.h"
 #include "passes/convolutions.h"
 #include "region/codegen.h"
@@ -54,7 +55,9 @@ bool can_compute(const Convolution& it, const KnownSizes& sizes) {
 }
 
 std::optional<Found> find_depthwise(const Convolution& it) {
-  if (it.is_transposed || !it.is_depthwise() || it.dweight->type.strides) return std::nullopt;
+  if (it.is_transposed || !it.is_depthwise()) return std::nullopt;
+  // With one channel in a group, weights lie by rows with channels last, too.
+  if (it.dweight->type.strides && !ops::has_channels_last(it.dweight->type)) return std::nullopt;
   if (!region::has_kernel(it.x, "DepthwiseWeightGrad")) return std::nullopt;
   const bool is_narrow = it.weight->type.shape->back().constant() <= kWidestOfLibrary;
   if (is_narrow && !region::prefers_own_convolutions(it.x)) return std::nullopt;

@@ -13,6 +13,7 @@ from tests.cpu.gradients import (
     assert_same_bits_for_any_threads,
     compare_at_sizes,
     compare_gradients,
+    last,
     last_strides,
     result_size,
 )
@@ -372,6 +373,27 @@ def test_training(size: tuple[int, ...], bias: bool) -> None:
         y.square().mean().backward()
         want.square().mean().backward()
         compare_gradients(model, exact, atol=2e-6 * (step + 1))
+
+
+@pytest.mark.usefixtures("few_registers")
+@pytest.mark.parametrize("window", [3, 7])
+@pytest.mark.parametrize("wide", [False, True], ids=["images", "images and weights"])
+def test_images_that_the_caller_gives_with_channels_last(window: int, wide: bool) -> None:
+    """PyTorch's gradients of weights then have strides of channels last, too."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Tanh(), nn.Conv2d(16, 16, window, padding=1, groups=16), nn.ReLU())
+    if wide:
+        model.to(memory_format=LAST)
+    theirs, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    x = last(torch.randn(2, 16, 11, 9))
+    report = torch_ort.explain(copy.deepcopy(model), x)
+    assert report.graphs[0].nodes["torch_ort.DepthwiseWeightGrad"] == 1
+    torch.compile(model, backend="ort")(x).square().mean().backward()
+    theirs(x).square().mean().backward()
+    exact(x.double()).square().mean().backward()
+    for got, eager, want in zip(*map(nn.Module.parameters, (model, theirs, exact)), strict=True):
+        assert_near(got.grad, want.grad, atol=2e-6)
+        assert got.grad.stride() == eager.grad.stride()
 
 
 @pytest.mark.usefixtures("many_registers")
