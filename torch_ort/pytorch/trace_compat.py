@@ -36,6 +36,7 @@ from torch_ort.pytorch.private import (
     UnsupportedFakeTensorException,
     forward_ad,
     no_python_dispatcher,
+    symbolic_shapes,
     tracing,
 )
 from torch_ort.pytorch.private import TorchDispatchMode as TorchDispatchMode
@@ -233,7 +234,9 @@ def _register_unless_known(
     theirs: Callable, tracer: Any, function: Any, arguments: tuple, result: Any
 ) -> None:
     is_symbolic = isinstance(result, torch.SymInt | torch.SymFloat)
-    known = tracer.sympy_expr_tracker.get(result.node.expr) if is_symbolic else None
+    # A number that is read from a tensor is no input's: the operation that reads it makes it known.
+    may_be_size = is_symbolic and not symbolic_shapes.free_unbacked_symbols(result)
+    known = tracer.sympy_expr_tracker.get(result.node.expr) if may_be_size else None
     if known is None:
         theirs(tracer, function, arguments, result)
     elif result not in tracer.symnode_tracker:
