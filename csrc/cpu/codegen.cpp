@@ -33,6 +33,10 @@ class Codegen final : public region::Codegen {
   bool has_wide_products() const override { return false; }
   // oneDNN's come to 0.3 to 0.6 of the peak with 16 registers.
   bool has_fast_convolutions() const override { return best_isa() != Isa::kAvx2; }
+  // oneDNN's kernels for AVX-512 are fast on Intel's processors alone.
+  bool has_fast_depthwise_convolutions() const override {
+    return has_fast_convolutions() && !is_amd();
+  }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,

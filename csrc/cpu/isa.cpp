@@ -94,6 +94,14 @@ Isa best_isa() {
   return other == kNonePlanted ? best : static_cast<Isa>(other);
 }
 
+bool is_amd() {
+#if defined(__x86_64__)
+  return __builtin_cpu_is("amd");
+#else
+  return false;
+#endif
+}
+
 void plant_isa(std::optional<Isa> isa) {
   planted.store(isa ? static_cast<int>(*isa) : kNonePlanted, std::memory_order_relaxed);
 }

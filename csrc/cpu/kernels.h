@@ -320,6 +320,7 @@ void plant_isa(std::optional<Isa> isa);
 // or "neon". Throws UserError on another name, and if the processor lacks it.
 Isa isa_from_name(std::string_view name);
 Isa isa_or_best(std::string_view name);  // best_isa() if the name is empty
+bool is_amd();                           // whether the processor is one of AMD's
 std::vector<Isa> available_isas();       // all that the processor has, the widest last
 const char* name(Isa isa);
 // nullptr if the instruction set, or this processor, has no products of bfloat16.

@@ -7,10 +7,10 @@
 //   dweight = torch_ort.ConvolutionWeightGrad(dy, x)
 //   dbias = ReduceSum(dy)
 //
-// oneDNN has fast kernels of the first kind for small windows alone, and with AVX2 for none: for
-// 7x7 ones, as of ConvNeXt, its gradient of the weight takes several times as long as all else of
-// the convolution. Those of the second kind are slow on processors with 16 registers
-// (region/codegen.h), but for single pixels and images of few channels. Figures are in
+// oneDNN has fast kernels of the first kind for small windows alone, and on some processors for
+// none (region/codegen.h): for 7x7 ones, as of ConvNeXt, its gradient of the weight takes several
+// times as long as all else of the convolution. Those of the second kind are slow on processors
+// with 16 registers, but for single pixels and images of few channels. Figures are in
 // benchmarks/results/decisions.md. And those of single pixels with strides write beyond oneDNN's
 // own memory, if an image has few channels: the engine computes these on all processors, of
 // transposed convolutions, too. Declines row-major images, whose channels are apart.
@@ -60,7 +60,7 @@ std::optional<Found> find_depthwise(const Convolution& it) {
   if (it.dweight->type.strides && !ops::has_channels_last(it.dweight->type)) return std::nullopt;
   if (!region::has_kernel(it.x, "DepthwiseWeightGrad")) return std::nullopt;
   const bool is_narrow = it.weight->type.shape->back().constant() <= kWidestOfLibrary;
-  if (is_narrow && !region::prefers_own_convolutions(it.x)) return std::nullopt;
+  if (is_narrow && !region::prefers_own_depthwise_convolutions(it.x)) return std::nullopt;
   return Found{"DepthwiseWeightGrad", {}, true};
 }
 

@@ -3,10 +3,10 @@
 //   y = torch_ort.DepthwiseConvolution(x, weight, bias)
 //   dx = torch_ort.DepthwiseConvolution(dy, weight), transposed
 //
-// and the other way round where the convolution is transposed. Only on processors with AVX2, for
-// which oneDNN's kernels are slower (region/codegen.h; figures are in
-// benchmarks/results/decisions.md). Gradients towards the weight are those of
-// convolution_weights.cpp. Declines row-major images, whose channels are apart.
+// and the other way round where the convolution is transposed. Only on processors on which oneDNN's
+// kernels are slower (region/codegen.h; figures are in benchmarks/results/decisions.md). Gradients
+// towards the weight are those of convolution_weights.cpp. Declines row-major images, whose
+// channels are apart.
 
 #include "ir/edit.h"
 #include "passes/context.h"
@@ -34,7 +34,7 @@ bool suits(const Convolution& it) {
   }
   return channels.is_constant() && channels.constant() >= kLeastChannels &&
          it.x->type.dtype == ir::DType::kFloat && it.weight->type.dtype == ir::DType::kFloat &&
-         region::prefers_own_convolutions(it.x) && region::has_kernel(it.x, "DepthwiseConvolution");
+         region::prefers_own_depthwise_convolutions(it.x);
 }
 
 // Computes `result` in the convolution's direction, or in the other one.

@@ -109,6 +109,11 @@ bool prefers_own_convolutions(const ir::Value* value) {
   return has_kernel(value, "ConvolutionWeightGrad") && !codegen_of(value)->has_fast_convolutions();
 }
 
+bool prefers_own_depthwise_convolutions(const ir::Value* value) {
+  return has_kernel(value, "DepthwiseConvolution") &&
+         !codegen_of(value)->has_fast_depthwise_convolutions();
+}
+
 std::unique_ptr<const Kernel> compile(const Codegen& codegen, const BoundNode& bound) {
   const ir::Node& node = bound.node;
   const bool is_ours = node.op.domain == ir::kTorchOrtDomain;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -401,6 +402,14 @@ def test_small_windows_are_left_to_pytorch() -> None:
     model = nn.Sequential(nn.Conv2d(3, 16, 1), Block(16, 3))
     report = torch_ort.explain(model, torch.randn(2, 3, 8, 8))
     assert report.graphs[0].nodes["torch_ort.DepthwiseWeightGrad"] == 0
+
+
+def test_the_processor_decides() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.Conv2d(16, 16, 3, groups=16))
+    report = torch_ort.explain(model, torch.randn(2, 3, 8, 8))
+    processor = Path("/proc/cpuinfo").read_text()
+    is_intel = "avx512" in _C.isa_names() and "AuthenticAMD" not in processor
+    assert (report.graphs[0].nodes["torch_ort.DepthwiseConvolution"] == 0) == is_intel
 
 
 class Reduced(nn.Module):
