@@ -1,5 +1,5 @@
 // The point-wise words of the language of fused regions, one row each. What a word computes is
-// defined where code is generated: a struct of its name in cpu/kernels_loops.h, and the text of
+// defined where code is generated: a struct of its name in cpu/pointwise_loops.h, and the text of
 // cuda/text.cpp.
 #pragma once
 

@@ -37,7 +37,7 @@ def test_of_an_op_and_the_operator_that_it_is_a_pair_with_one_file_knows():
 
 def test_of_a_word_four_files_know_and_the_one_that_writes_triton():
     assert files_that_name("k?LeakyReluGrad") == {
-        "csrc/cpu/kernels_loops.h",
+        "csrc/cpu/pointwise_loops.h",
         "csrc/cuda/prelude.cuh",
         "csrc/ops/activation.cpp",
         "csrc/ops/words.h",
