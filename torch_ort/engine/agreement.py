@@ -28,6 +28,7 @@ from torch_ort.pytorch.dynamo_compat import passes_through
 
 T = TypeVar("T")
 
+COLLECTIVES = "_c10d_functional::"  # what the names of operators that communicate begin with
 _FAILED = "failed: "
 # By group: what the ranks have agreed on, and how often they have told each other.
 _agreed: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
@@ -170,7 +171,7 @@ def _lines(graph: _C.Graph, group: str) -> Iterator[str]:
             if inside:
                 yield from (f"{node['op']} {name}", *inside, "end")
         operator = attributes.get("operator", "")
-        if not operator.startswith("_c10d_functional::") or attributes.get("group_name") != group:
+        if not operator.startswith(COLLECTIVES) or attributes.get("group_name") != group:
             continue
         given = [(types[name][0], types[name][1]) for name in node["inputs"]]
         if "all_to_all" in operator:  # the sizes differ between ranks

@@ -177,9 +177,8 @@ def _rect(x: float, y: float, width: float, height: float, kind: str, tip: str) 
 
 
 def _chart(
-    width: float, height: float, rects: Iterable[str], unit: str, lanes: Sequence[str],
-    rows: str = "",
-) -> str:  # fmt: skip
+    width: float, height: float, rects: Iterable[str], unit: str, lanes: Sequence[str]
+) -> str:
     """Draw rectangles over an axis, which the page draws anew where it zooms."""
     step = _tick_distance(width / _TICKS)
     ticks = "".join(
@@ -188,9 +187,8 @@ def _chart(
     )
     body = "\n".join(rects)
     names = "".join(f"<span>{escape(name)}</span>" for name in lanes)
-    style = f' style="grid-template-rows: {rows}"' if rows else ""
     return (
-        f'<div class="chart"><div class="lanes"{style}>{names}</div><div class="plot">'
+        f'<div class="chart"><div class="lanes">{names}</div><div class="plot">'
         f'<svg viewBox="0 0 {width:.3f} {height:g}" preserveAspectRatio="none">\n{body}\n</svg>'
         f'<div class="axis" data-unit="{unit}">{ticks}</div></div></div>'
     )
@@ -238,10 +236,9 @@ def _timeline(profile: Any) -> str:
             tip = f"{bar.name}\n{bytes_text(count)} in use by graph {bar.step.graph}"
             top = above + 2 * _LANE - height
             rects.append(_rect(bar.start, top, bar.length, height, "memory", tip))
-    rows = f"{'1fr ' * len(lanes)}2fr"
     lanes.append(f"memory, up to {bytes_text(most)}")
     height = above + 2 * _LANE
-    return _chart(profile.wall[profile.bars_of], height, rects, "time", lanes, rows)
+    return _chart(profile.wall[profile.bars_of], height, rects, "time", lanes)
 
 
 def _flight_tip(collective: Collective, flight: Flight) -> str:

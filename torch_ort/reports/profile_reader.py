@@ -11,6 +11,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from torch_ort import _C
+from torch_ort.engine.agreement import COLLECTIVES
 from torch_ort.engine.program import Program
 from torch_ort.reports.moved import VIEW_FORMS, moved_bytes
 from torch_ort.reports.products import (
@@ -34,8 +35,7 @@ from torch_ort.reports.profile_rows import (
 
 REGION = "torch_ort.Region"
 
-_COLLECTIVES = "_c10d_functional::"
-_WAIT = "_c10d_functional::wait_tensor"
+_WAIT = f"{COLLECTIVES}wait_tensor"
 
 _WEIGHT_GRADIENTS = ("ConvolutionWeightGrad", "DepthwiseWeightGrad")
 _PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {
@@ -115,8 +115,7 @@ class _Reader:
         for run, (marker, events) in enumerate(_measured(timed)):
             wall.append(marker.time_range.elapsed_us())
             bars.append(self._read_step(marker.time_range.start, events))
-            for collective in self._collectives:
-                collective.flights += _flights(run, collective, bars[-1])
+            _note_flights(run, self._collectives, bars[-1])
         steps = list(self._steps.values())
         known = sum(step.total for step in steps) + self._outside.total()
         self._outside["autograd and Python"] += sum(wall) - known
@@ -166,29 +165,32 @@ def _collectives_of(
             collective = found.get(node["inputs"][0])
             if collective is not None and step is not None:
                 collective.waits.append(step)
-        elif operator.startswith(_COLLECTIVES) and step is not None:
+        elif operator.startswith(COLLECTIVES) and step is not None:
             group = str(node["attrs"].get("group_name", ""))
             found |= dict.fromkeys(node["outputs"], Collective(step, [], group))
     yield from {id(each): each for each in found.values() if each.waits}.values()
 
 
-def _flights(run: int, collective: Collective, bars: Sequence[Bar]) -> Iterator[Flight]:
-    """Give the flights of a collective among what ran in a measured step."""
-    begin, waits = None, []
+def _note_flights(run: int, collectives: Sequence[Collective], bars: Sequence[Bar]) -> None:
+    """Add the flights of a measured step, whose steps ran one after the other."""
+    starts = {id(each.start): each for each in collectives}
+    waits = {id(step): each for each in collectives for step in each.waits}
+    of_products = 0.0  # spent in products and attention so far
+    begun: dict[int, tuple[float, float, list[Bar]]] = {}  # with that time, and the waits since
     for bar in bars:
-        if bar.step is collective.start:
-            begin, waits = bar.start + bar.length, []
-        elif begin is not None and any(bar.step is wait for wait in collective.waits):
-            waits.append(bar)
-            if len(waits) == len(collective.waits):
-                end = bar.start + bar.length
-                beside = sum(
-                    max(0.0, min(other.start + other.length, end) - max(other.start, begin))
-                    for other in bars
-                    if other.step is not None and other.step.kind in ("products", "attention")
-                )
-                yield Flight(run, begin, end - begin, sum(each.length for each in waits), beside)
-                begin = None
+        end = bar.start + bar.length
+        if bar.step is not None and bar.step.kind in ("products", "attention"):
+            of_products += bar.length
+        elif collective := starts.get(id(bar.step)):
+            begun[id(collective)] = (end, of_products, [])
+        elif (collective := waits.get(id(bar.step))) and id(collective) in begun:
+            begin, before, waited = begun[id(collective)]
+            waited.append(bar)
+            if len(waited) == len(collective.waits):
+                del begun[id(collective)]
+                spent = sum(each.length for each in waited)
+                flight = Flight(run, begin, end - begin, spent, of_products - before)
+                collective.flights.append(flight)
 
 
 def _outside_name(event: str) -> str:
@@ -292,7 +294,7 @@ def _dtypes(graph: _C.Graph) -> dict[str, str]:
 def _kind(op: str) -> str:
     if op == REGION:
         return "regions"
-    if op.startswith(_COLLECTIVES):
+    if op.startswith(COLLECTIVES):
         return "collectives"
     name = op.removeprefix("torch_ort.").rpartition("::")[2].partition(".")[0].rstrip("_")
     if "attention" in name.lower():
