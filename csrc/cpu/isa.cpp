@@ -83,15 +83,13 @@ const Set& set_of(Isa isa) {
   throw InternalError("isa: this build has no such instruction set");
 }
 
-constexpr int kNonePlanted = -1;
-std::atomic<int> planted = kNonePlanted;
+std::atomic<std::optional<Isa>> planted;
 
 }  // namespace
 
 Isa best_isa() {
   static const Isa best = available_isas().back();
-  const int other = planted.load(std::memory_order_relaxed);
-  return other == kNonePlanted ? best : static_cast<Isa>(other);
+  return planted.load(std::memory_order_relaxed).value_or(best);
 }
 
 bool is_amd() {
@@ -102,9 +100,7 @@ bool is_amd() {
 #endif
 }
 
-void plant_isa(std::optional<Isa> isa) {
-  planted.store(isa ? static_cast<int>(*isa) : kNonePlanted, std::memory_order_relaxed);
-}
+void plant_isa(std::optional<Isa> isa) { planted.store(isa, std::memory_order_relaxed); }
 
 std::vector<Isa> available_isas() {
   std::vector<Isa> isas;

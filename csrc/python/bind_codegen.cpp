@@ -1,5 +1,6 @@
 // The code generators of fused regions, and one that tests plant.
 #include "base/error.h"
+#include "cpu/kernels.h"
 #include "cpu/parallel.h"
 #include "cpu/region.h"
 #include "cuda/region.h"
@@ -15,6 +16,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -194,6 +196,13 @@ void bind_codegen(py::module_& module) {
       "From now on the CPU has the code generator that it should have (own), none, or one whose "
       "kernels give a wrong number for regions that hold the node of this name, or for products if "
       "it is 'product' (wrong).");
+  module.attr("testing").attr("plant_isa") = py::cpp_function(
+      [](const std::optional<std::string>& name) {
+        cpu::plant_isa(name ? std::optional<cpu::Isa>(cpu::isa_from_name(*name)) : std::nullopt);
+      },
+      py::arg("name"),
+      py::doc("Lets kernels that are chosen from now on be those of an instruction set; None: of "
+              "the widest that the processor has."));
   module.attr("testing").attr("parallel_parts") = py::cpp_function(
       &parallel_parts, py::arg("begin"), py::arg("end"), py::arg("grain"),
       py::arg("failing") = py::none(), py::arg("nested") = false,

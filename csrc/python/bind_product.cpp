@@ -79,13 +79,6 @@ void bind_product(py::module_& module) {
       .def_property_readonly("is_preferred", &BoundProduct::is_preferred,
                              "Whether the engine runs such a product itself.")
       .def("__str__", &BoundProduct::str);
-  module.attr("testing").attr("plant_isa") = py::cpp_function(
-      [](const std::optional<std::string>& name) {
-        cpu::plant_isa(name ? std::optional<cpu::Isa>(cpu::isa_from_name(*name)) : std::nullopt);
-      },
-      "name"_a,
-      py::doc("Lets kernels that are chosen from now on be those of an instruction set; None: of "
-              "the widest that the processor has."));
   module.attr("testing").attr("plant_caches") = py::cpp_function(
       [](std::optional<std::pair<int64_t, int64_t>> bytes) {
         cpu::plant_caches(bytes ? std::optional<cpu::Caches>({bytes->first, bytes->second})
