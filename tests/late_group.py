@@ -28,6 +28,23 @@ def wait(x: torch.Tensor) -> torch.Tensor:
     return torch.ops._c10d_functional.wait_tensor(x)
 
 
+def exchange(
+    there: Callable[[torch.Tensor], torch.Tensor], back: Callable[[torch.Tensor], torch.Tensor]
+) -> type[torch.autograd.Function]:
+    """Give what communicates in forward in one way, and in backward in another."""
+
+    class Exchange(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return there(x)
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+            return back(gradient)
+
+    return Exchange
+
+
 class LateWork(dist.Work):
     def __init__(self, finish: Callable[[], None], group: LateGroup) -> None:
         super().__init__()

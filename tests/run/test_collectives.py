@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from late_group import FACTOR, LateGroup, late_group, start, wait
+from late_group import FACTOR, LateGroup, exchange, late_group, start, wait
 from torch import Tensor, nn
 
 import torch_ort
@@ -281,17 +281,7 @@ def test_gradients_are_summed_where_they_are(group: LateGroup) -> None:
     assert counters["steps_functional"] == 0
 
 
-class SummedBothWays(torch.autograd.Function):
-    """Sums over the ranks what is computed, and its gradient."""
-
-    @staticmethod
-    def forward(ctx: object, x: Tensor) -> Tensor:
-        return summed(x)
-
-    @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:
-        return summed(gradient)
-
+SummedBothWays = exchange(summed, summed)
 
 # What backward reads of it, or the caller gets, or both.
 FORWARD_SUMS: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
-from late_group import LateGroup, late_group, start, wait
+from late_group import LateGroup, exchange, late_group, start, wait
 from torch import Tensor, nn
 
 import torch_ort
@@ -38,23 +38,6 @@ def scatter(x: Tensor) -> Tensor:
 
 def total(x: Tensor) -> Tensor:
     return wait(start("all_reduce", x, "sum"))
-
-
-def exchange(
-    there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
-) -> type[torch.autograd.Function]:
-    """Give what communicates in forward in one way, and in backward in another."""
-
-    class Exchange(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: object, x: Tensor) -> Tensor:
-            return there(x)
-
-        @staticmethod
-        def backward(ctx: object, gradient: Tensor) -> Tensor:
-            return back(gradient)
-
-    return Exchange
 
 
 Gathered, Scattered = exchange(gather, scatter), exchange(scatter, gather)
