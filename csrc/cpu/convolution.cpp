@@ -1,6 +1,9 @@
 #include "cpu/convolution.h"
 
 #include "base/error.h"
+#include "base/rounding.h"
+
+#include <algorithm>
 
 namespace torch_ort::cpu {
 
@@ -71,6 +74,27 @@ Convolution::Convolution(const ir::Node& node, const region::Layout& of_result,
             node.op.name, ": the operands do not fit together");
   gradient_strides = pixel_strides(of_result);
   image_strides = pixel_strides(of_image);
+}
+
+std::vector<Reach> reaches_of(const Convolution& it, size_t dim, bool is_transposed) {
+  const int64_t stride = it.stride[dim], size = is_transposed ? it.image[dim] : it.result[dim];
+  std::vector<Reach> all;
+  for (int64_t first = 0; first < (is_transposed ? std::min(stride, size) : 1); ++first) {
+    Reach reach{
+        .first = first, .apart = is_transposed ? stride : 1, .step = is_transposed ? 1 : stride};
+    reach.places = ceil_div(size - first, reach.apart);
+    for (int64_t tap = 0; tap < it.window[dim]; ++tap) {
+      const int64_t right = tap * it.dilation[dim] - it.pad[dim];
+      if (!is_transposed) {
+        reach.taps.push_back({tap, right});
+      } else if ((first - right) % stride == 0) {
+        reach.taps.push_back({tap, (first - right) / stride});
+      }
+    }
+    if (is_transposed) std::reverse(reach.taps.begin(), reach.taps.end());
+    all.push_back(std::move(reach));
+  }
+  return all;
 }
 
 std::string Convolution::text(const std::array<int64_t, 3>& sizes) const {

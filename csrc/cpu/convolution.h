@@ -7,6 +7,7 @@
 
 #include <array>
 #include <string>
+#include <vector>
 
 namespace torch_ort::cpu {
 
@@ -32,6 +33,20 @@ struct Convolution {
   // "8 x 8", of volumes "4 x 8 x 8".
   std::string text(const std::array<int64_t, 3>& sizes) const;
 };
+
+// Places along one dim of what is computed, which the same taps reach: all places of a convolution,
+// or those of a transposed one that are as far apart as its strides. Place p is pixel first +
+// p * apart of the result. Its taps read pixels p * step + begin of the image, if these exist.
+struct Reach {
+  struct Tap {
+    int64_t index, begin;
+  };
+  int64_t first = 0, apart = 1, places = 0, step = 1;
+  std::vector<Tap> taps;  // in the order of the pixels
+};
+// The places of all pixels of the result along a dim: planes, rows or columns. A transposed
+// convolution makes images from results.
+std::vector<Reach> reaches_of(const Convolution& it, size_t dim, bool is_transposed);
 
 // The strides of images, planes, rows and columns of pixels: of all dims but the channels. Where a
 // tensor has no planes, that of planes is 0.

@@ -77,8 +77,10 @@ class DepthwiseConvolution final : public Kernel {
     const std::array<int64_t, 3>& from = is_transposed_ ? it_.result : it_.image;
     to_ = {to[1], to[2], is_transposed_ ? it_.image_strides : it_.gradient_strides};
     from_ = {from[1], from[2], is_transposed_ ? it_.gradient_strides : it_.image_strides};
-    const int64_t phases = is_transposed_ ? std::min(it_.stride[2], to_.columns) : 1;
-    for (int64_t first = 0; first < phases; ++first) phases_.push_back(find_phase(first));
+    rows_ = reaches_of(it_, 1, is_transposed_);
+    for (Reach& reach : reaches_of(it_, 2, is_transposed_)) {
+      phases_.push_back(phase_of(std::move(reach)));
+    }
   }
 
   std::string str() const override {
@@ -117,45 +119,27 @@ class DepthwiseConvolution final : public Kernel {
     std::array<int64_t, 4> strides;
   };
 
-  // A column of taps, which place p of a phase reads at column p * step() + begin of the image.
-  struct Column {
-    int64_t tap, begin;
-  };
-
-  // The columns of the result from `first` on, as far apart as the strides of a transposed
-  // convolution say, so that the same taps reach all of them; of another convolution all columns.
+  // Columns of the result that the same columns of taps reach.
   struct Phase {
-    int64_t first = 0, places = 0;
-    std::vector<Column> columns;  // from the first to the last that is read
-    Range inner = {0, 0};         // places of which no tap is outside
-    bool has_windows = false;     // the columns that are read lie side by side
+    Reach reach;
+    Range inner = {0, 0};      // places of which no tap is outside
+    bool has_windows = false;  // the columns that are read lie side by side
   };
 
-  int64_t step() const { return is_transposed_ ? 1 : it_.stride[2]; }
-  int64_t apart() const { return is_transposed_ ? it_.stride[2] : 1; }
-
-  Phase find_phase(int64_t first) const {
-    Phase phase{.first = first, .places = ceil_div(to_.columns - first, apart())};
-    phase.inner = {0, phase.places};
-    for (int64_t tap = 0; tap < it_.window[2]; ++tap) {
-      const int64_t reach = tap * it_.dilation[2];
-      int64_t begin = reach - it_.pad[2];
-      if (is_transposed_) {
-        const int64_t above = first + it_.pad[2] - reach;
-        if (above % apart() != 0) continue;
-        begin = above / apart();
-      }
-      phase.columns.push_back({tap, begin});
-      phase.inner.begin =
-          std::max(phase.inner.begin, ceil_div(std::max<int64_t>(-begin, 0), step()));
-      phase.inner.end =
-          std::min(phase.inner.end, ceil_div(std::max<int64_t>(from_.columns - begin, 0), step()));
+  Phase phase_of(Reach reach) const {
+    Phase phase{.reach = std::move(reach)};
+    const auto& [first, apart, places, step, taps] = phase.reach;
+    phase.inner = {0, places};
+    for (const Reach::Tap& tap : taps) {
+      const int64_t begin = ceil_div(std::max<int64_t>(-tap.begin, 0), step);
+      const int64_t end = ceil_div(std::max<int64_t>(from_.columns - tap.begin, 0), step);
+      phase.inner.begin = std::max(phase.inner.begin, begin);
+      phase.inner.end = std::min(phase.inner.end, end);
     }
-    if (phase.inner.begin >= phase.inner.end) phase.inner = {phase.places, phase.places};
-    if (is_transposed_) std::reverse(phase.columns.begin(), phase.columns.end());
-    const auto num_columns = static_cast<int64_t>(phase.columns.size());
-    phase.has_windows = has_depthwise_windows(num_columns, step()) &&
-                        phase.columns.back().begin == phase.columns.front().begin + num_columns - 1;
+    if (phase.inner.begin >= phase.inner.end) phase.inner = {places, places};
+    const int64_t num_taps = std::ssize(taps);
+    phase.has_windows = has_depthwise_windows(num_taps, step) &&
+                        taps.back().begin == taps.front().begin + num_taps - 1;
     return phase;
   }
 
@@ -180,19 +164,6 @@ class DepthwiseConvolution final : public Kernel {
     return packed;
   }
 
-  // The row of the image that a row of taps reads for one of the result; -1 if it is outside.
-  int64_t source_of(int64_t y, int64_t tap) const {
-    const int64_t reach = tap * it_.dilation[1];
-    if (!is_transposed_) {
-      const int64_t source = y * it_.stride[1] - it_.pad[1] + reach;
-      return source >= 0 && source < from_.rows ? source : -1;
-    }
-    const int64_t above = y + it_.pad[1] - reach;
-    if (above < 0 || above % it_.stride[1] != 0) return -1;
-    const int64_t source = above / it_.stride[1];
-    return source < from_.rows ? source : -1;
-  }
-
   // Computes rows of the result of one image, for some blocks of channels.
   void convolve(const T* image, const T* packed, T* result, int64_t n, Range blocks,
                 Range to_rows) const {
@@ -204,14 +175,15 @@ class DepthwiseConvolution final : public Kernel {
     std::vector<DepthwiseTap<T>> rows, taps;
     for (int64_t y = to_rows.begin; y < to_rows.end; ++y) {
       rows.clear();
-      for (int64_t tap = 0; tap < it_.window[1]; ++tap) {
-        const int64_t row = source_of(y, tap);
-        if (row < 0) continue;
-        rows.push_back(
-            {image + row * from_.strides[2], packed + tap * it_.window[2] * kDepthwiseChannels});
+      const Reach& reach = rows_[y % std::ssize(rows_)];
+      for (const Reach::Tap& tap : reach.taps) {
+        const int64_t row = y / reach.apart * reach.step + tap.begin;
+        if (row < 0 || row >= from_.rows) continue;
+        rows.push_back({image + row * from_.strides[2],
+                        packed + tap.index * it_.window[2] * kDepthwiseChannels});
       }
       for (const Phase& phase : phases_) {
-        T* const to = result + y * to_.strides[2] + phase.first * to_.strides[3];
+        T* const to = result + y * to_.strides[2] + phase.reach.first * to_.strides[3];
         if (phase.has_windows) {
           compute_windows(phase, rows, taps, packed, to, channels);
         } else {
@@ -225,20 +197,21 @@ class DepthwiseConvolution final : public Kernel {
   void compute_windows(const Phase& phase, const std::vector<DepthwiseTap<T>>& rows,
                        std::vector<DepthwiseTap<T>>& taps, const T* packed, T* to,
                        int64_t channels) const {
-    const std::vector<Column>& columns = phase.columns;
+    const Reach& reach = phase.reach;
+    const std::vector<Reach::Tap>& columns = reach.taps;
     taps.clear();
     for (const DepthwiseTap<T>& row : rows) {
-      taps.push_back({row.image, row.weights + columns[0].tap * kDepthwiseChannels});
+      taps.push_back({row.image, row.weights + columns[0].index * kDepthwiseChannels});
     }
-    const int64_t between = columns.size() > 1 ? columns[1].tap - columns[0].tap : 0;
+    const int64_t between = columns.size() > 1 ? columns[1].index - columns[0].index : 0;
     kernels_.depthwise_windows({.result = to,
-                                .result_step = apart() * to_.strides[3],
-                                .places = phase.places,
+                                .result_step = reach.apart * to_.strides[3],
+                                .places = reach.places,
                                 .channels = channels,
                                 .rows = taps.data(),
                                 .num_rows = static_cast<int64_t>(taps.size()),
                                 .taps = static_cast<int64_t>(columns.size()),
-                                .stride = step(),
+                                .stride = reach.step,
                                 .origin = columns[0].begin,
                                 .pixels = from_.columns,
                                 .pixel_step = from_.strides[3],
@@ -251,29 +224,30 @@ class DepthwiseConvolution final : public Kernel {
   void compute_places(const Phase& phase, const std::vector<DepthwiseTap<T>>& rows,
                       std::vector<DepthwiseTap<T>>& taps, const T* packed, T* to,
                       int64_t channels) const {
+    const Reach& reach = phase.reach;
     const auto compute = [&](int64_t begin, int64_t end) {
       taps.clear();
       for (const DepthwiseTap<T>& row : rows) {
-        for (const Column& column : phase.columns) {
-          const int64_t at = begin * step() + column.begin;
+        for (const Reach::Tap& column : reach.taps) {
+          const int64_t at = begin * reach.step + column.begin;
           if (at < 0 || at >= from_.columns) continue;
           taps.push_back(
-              {row.image + at * from_.strides[3], row.weights + column.tap * kDepthwiseChannels});
+              {row.image + at * from_.strides[3], row.weights + column.index * kDepthwiseChannels});
         }
       }
-      kernels_.depthwise_result({.result = to + begin * apart() * to_.strides[3],
-                                 .result_step = apart() * to_.strides[3],
+      kernels_.depthwise_result({.result = to + begin * reach.apart * to_.strides[3],
+                                 .result_step = reach.apart * to_.strides[3],
                                  .places = end - begin,
                                  .channels = channels,
                                  .taps = taps.data(),
                                  .num_taps = static_cast<int64_t>(taps.size()),
-                                 .place_step = step() * from_.strides[3],
+                                 .place_step = reach.step * from_.strides[3],
                                  .bias = packed + it_.num_taps() * kDepthwiseChannels,
                                  .block_step = size_of_block()});
     };
     for (int64_t p = 0; p < phase.inner.begin; ++p) compute(p, p + 1);
     if (phase.inner.begin < phase.inner.end) compute(phase.inner.begin, phase.inner.end);
-    for (int64_t p = phase.inner.end; p < phase.places; ++p) compute(p, p + 1);
+    for (int64_t p = phase.inner.end; p < reach.places; ++p) compute(p, p + 1);
   }
 
   const Kernels<T>& kernels_;
@@ -282,6 +256,7 @@ class DepthwiseConvolution final : public Kernel {
   Side from_, to_;
   std::array<int64_t, 3> weight_strides_{};  // of channels, rows and columns of taps
   int64_t bias_step_ = 0, blocks_ = 0;
+  std::vector<Reach> rows_;
   std::vector<Phase> phases_;
 };
 
