@@ -7,8 +7,8 @@
 // pixels outside. So the register kernel of products serves, and the sums of a number are in one
 // order whatever the number of threads, which divide rows and columns.
 //
-// oneDNN has a kernel of its own for this gradient, which comes near the peak with the registers of
-// AVX-512 alone (benchmarks/results/decisions.md).
+// oneDNN has a kernel of its own for this gradient, which comes near the peak for small weights,
+// with the registers of AVX-512 (benchmarks/results/decisions.md).
 #include "base/error.h"
 #include "base/rounding.h"
 #include "cpu/convolution.h"
@@ -30,6 +30,7 @@ constexpr int64_t kWorkPerThread = 1 << 17;  // multiplications
 // rows that stay in the first-level cache. The last two are multiples of the tiles of all
 // instruction sets.
 constexpr int64_t kPlaces = 256, kColumns = 192, kRows = 480, kGroupRows = 48;
+constexpr int64_t kBlock = 16;  // of channels that are copied at once
 
 template <typename T>
 class ConvolutionWeightGrad final : public Kernel {
@@ -99,7 +100,10 @@ class ConvolutionWeightGrad final : public Kernel {
   void multiply(const T* gradient, const T* image, T* weight, const Rectangle& part) const {
     const int64_t depth = even_part(places_, kPlaces, 1), tile = kernels_.product_rows;
     const int64_t height = even_part(part.rows, kRows, kGroupRows);
-    const int64_t width = even_part(part.columns, kColumns, kernels_.panel_width);
+    // Panels that a single group of rows reads are multiplied while they are in the first-level
+    // cache.
+    const int64_t columns = part.rows > kGroupRows ? kColumns : kernels_.panel_width;
+    const int64_t width = even_part(part.columns, columns, kernels_.panel_width);
     T* const left = thread_memory<T, Use::kLeft>(round_up(height, tile) * depth);
     T* const right = thread_memory<T, Use::kRight>(width * depth);
     for (int64_t i = 0; i < part.rows; i += height) {
@@ -211,7 +215,12 @@ class ConvolutionWeightGrad final : public Kernel {
                             .along = step,
                             .count = count});
     }
-    for (int64_t p = 0; p < places; ++p, from += step, to += width) std::copy_n(from, count, to);
+    // Blocks of channels have a constant count, which is copied without a call.
+    for (int64_t p = 0; p < places; ++p, from += step, to += width) {
+      int64_t c = 0;
+      for (; c + kBlock <= count; c += kBlock) std::copy_n(from + c, kBlock, to + c);
+      for (; c < count; ++c) to[c] = from[c];
+    }
   }
 
   const Kernels<T>& kernels_;
