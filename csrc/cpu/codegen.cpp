@@ -10,6 +10,7 @@ namespace {
 constexpr region::KernelRow kKernels[] = {
     {"Attention", make_attention},
     {"AttentionGrad", make_attention_grad},
+    {"Convolution", make_convolution},
     {"ConvolutionWeightGrad", make_convolution_weight_grad},
     {"DepthwiseConvolution", make_depthwise_convolution},
     {"DepthwiseWeightGrad", make_depthwise_weight_grad},
@@ -31,12 +32,9 @@ class Codegen final : public region::Codegen {
   bool takes(const ir::Type& type) const override { return can_load(type.dtype); }
   std::span<const region::KernelRow> kernels() const override { return kKernels; }
   bool has_wide_products() const override { return false; }
-  // oneDNN's come to 0.3 to 0.6 of the peak with 16 registers.
-  bool has_fast_convolutions() const override { return best_isa() != Isa::kAvx2; }
-  // oneDNN's kernels for AVX-512 are fast on Intel's processors alone.
-  bool has_fast_depthwise_convolutions() const override {
-    return has_fast_convolutions() && !is_amd();
-  }
+  // oneDNN's come to 0.3 to 0.6 of the peak with 16 registers, and its kernels for AVX-512 are fast
+  // for all sizes on Intel's processors alone.
+  bool has_fast_convolutions() const override { return best_isa() != Isa::kAvx2 && !is_amd(); }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,

@@ -44,6 +44,22 @@ struct PanelProduct {
   bool fetches_next = false;
 };
 
+// The product c <- start + a * b where rows of a and c lie anywhere. Row i of `a` has `steps`
+// numbers of each segment s, from a[s * a_segment + i] on, and row i of `c` begins at c[i]. `b` is
+// packed in panels of `width` columns with all steps of all segments; panels are b_panel apart.
+// `m`, `width` and `columns` are as in PanelProduct.
+template <typename T>
+struct ScatteredProduct {
+  T* const* c;
+  bool adds = false;         // to what is in c
+  const T* start = nullptr;  // if not, one row to begin all with; nullptr: zeros
+  const T* const* a;
+  int64_t a_segment, num_segments, steps;
+  const T* b;
+  int64_t b_panel, width, num_panels, columns, m;
+  int64_t column = 0;  // of c and of the start, at which the columns begin
+};
+
 // The product c <- start + a * b for few rows. `a` is m x k with contiguous rows. Of `b` either the
 // columns are contiguous, and b_stride apart, or the rows are.
 template <typename T>
@@ -261,6 +277,7 @@ struct Kernels {
   // d = exp(a - shift), with an error of at most two units in the last place. Returns the sum.
   T (*exp_row)(T* d, const T* a, T shift, int64_t n) = nullptr;
   void (*multiply)(const PanelProduct<T>& product) = nullptr;
+  void (*multiply_scattered)(const ScatteredProduct<T>& product) = nullptr;
   void (*pack)(const Packing<T>& packing) = nullptr;
   int64_t panel_width = 0, product_rows = 0;
   void (*multiply_columns)(const FewRows<T>& product) = nullptr;  // columns of b are contiguous

@@ -741,6 +741,7 @@ struct TableMaker {
     table.expand_rows = expand_rows<T>;
     table.exp_row = exp_row<T>;
     table.multiply = multiply<T>;
+    table.multiply_scattered = multiply_scattered<T>;
     table.pack = pack<T>;
     table.panel_width = 2 * kLanesOf<T>;
     table.product_rows = kProductRows<T>;

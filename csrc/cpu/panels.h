@@ -48,6 +48,25 @@ class PackedColumns {
     kernels.multiply(product);
   }
 
+  // The same for rows that lie anywhere, with steps from `first` on of panels that have `all`.
+  template <typename T>
+  void multiply(const Kernels<T>& kernels, ScatteredProduct<T> product, const T* panels,
+                int64_t first, int64_t all) const {
+    product.b = panels + first * width_;
+    product.width = width_;
+    product.b_panel = width_ * all;
+    product.num_panels = whole_ / width_;
+    product.columns = whole_;
+    if (whole_ > 0) kernels.multiply_scattered(product);
+    if (whole_ == columns_) return;
+    product.column += whole_;
+    product.width = width_from(whole_);
+    product.b = panels + whole_ * all + first * product.width;
+    product.num_panels = 1;
+    product.columns = columns_ - whole_;
+    kernels.multiply_scattered(product);
+  }
+
  private:
   int64_t columns_, width_, whole_;
 };

@@ -480,5 +480,83 @@ void multiply(const PanelProduct<T>& it) {
   return is_wide ? multiply_panels<T, Step, 2, 0>(it) : multiply_panels<T, Step, 1, 0>(it);
 }
 
+// ---- products of rows that lie anywhere
+
+// As many as have their addresses in registers.
+template <typename T>
+constexpr int kScatteredRows = kHasManyRegisters ? 8 : 6;
+
+// Computes one tile of a ScatteredProduct.
+template <typename T, int kVectors, int kRows>
+void multiply_scattered_tile(const ScatteredProduct<T>& it, int64_t row, int64_t panel) {
+  constexpr int width = kLanesOf<T>;
+  const T* b = it.b + panel * it.b_panel;
+  Vector<T> sums[kRows][kVectors];
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) sums[i][v] = Vector<T>{};
+  }
+  for (int64_t s = 0; s < it.num_segments; ++s) {
+    const T* a[kRows];
+#pragma GCC unroll 12
+    for (int i = 0; i < kRows; ++i) a[i] = it.a[s * it.a_segment + row + i];
+#pragma GCC unroll 4
+    for (int64_t p = 0; p < it.steps; ++p, b += kVectors * width) {
+      Vector<T> right[kVectors];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) right[v] = load_vector(b + v * width);
+#pragma GCC unroll 12
+      for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 2
+        for (int v = 0; v < kVectors; ++v) {
+          sums[i][v] = Numbers<T>::add_product(sums[i][v], a[i] + p, right[v]);
+        }
+      }
+    }
+  }
+  const int64_t first = panel * kVectors * width;
+  const int64_t columns = std::min<int64_t>(it.columns - first, kVectors * width);
+#pragma GCC unroll 12
+  for (int i = 0; i < kRows; ++i) {
+    T* const c = it.c[row + i] + it.column + first;
+    const T* start = it.adds ? c : it.start == nullptr ? nullptr : it.start + it.column + first;
+    if (columns == kVectors * width) {
+#pragma GCC unroll 2
+      for (int v = 0; v < kVectors; ++v) {
+        if (start != nullptr) sums[i][v] += load_vector(start + v * width);
+        store_vector(c + v * width, sums[i][v]);
+      }
+      continue;
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < kVectors; ++v) {
+      const int64_t count = std::clamp<int64_t>(columns - v * width, 0, width);
+      if (start != nullptr) sums[i][v] += load_part(start + v * width, count);
+      store_part(c + v * width, sums[i][v], count);
+    }
+  }
+}
+
+template <typename T, int kVectors, int... kRows>
+void multiply_scattered_panels(const ScatteredProduct<T>& it,
+                               std::integer_sequence<int, kRows...> /*rows*/) {
+  using Tile = void (*)(const ScatteredProduct<T>&, int64_t, int64_t);
+  static constexpr Tile kTiles[] = {multiply_scattered_tile<T, kVectors, kRows + 1>...};
+  constexpr int64_t rows = sizeof...(kRows);
+  for (int64_t panel = 0; panel < it.num_panels; ++panel) {
+    for (int64_t row = 0; row < it.m; row += rows) {
+      kTiles[std::min(it.m - row, rows) - 1](it, row, panel);
+    }
+  }
+}
+
+template <typename T>
+void multiply_scattered(const ScatteredProduct<T>& it) {
+  constexpr auto sizes = std::make_integer_sequence<int, kScatteredRows<T>>();
+  it.width != kLanesOf<T> ? multiply_scattered_panels<T, 2>(it, sizes)
+                          : multiply_scattered_panels<T, 1>(it, sizes);
+}
+
 }  // namespace
 }  // namespace torch_ort::cpu

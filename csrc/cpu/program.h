@@ -114,6 +114,7 @@ inline Isa isa_of(const BoundNode& bound) { return isa_or_best(bound.options.tar
 // The kernels of single nodes, which codegen.cpp lists (see region::KernelRow).
 std::unique_ptr<const Kernel> make_attention(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_attention_grad(const BoundNode& bound);
+std::unique_ptr<const Kernel> make_convolution(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_convolution_weight_grad(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_depthwise_convolution(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_depthwise_weight_grad(const BoundNode& bound);

@@ -32,7 +32,6 @@ class Codegen final : public region::Codegen {
   std::span<const region::KernelRow> kernels() const override { return kKernels; }
   bool has_wide_products() const override { return cuda::has_wide_products(); }
   bool has_fast_convolutions() const override { return true; }
-  bool has_fast_depthwise_convolutions() const override { return true; }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,

@@ -203,6 +203,19 @@ void register_region(Registry& ops) {
   tiled.max_inputs = 3;
   tiled.kernel.needs_runs = true;
   ops.add(tiled);
+  // image [N, C, H, W], weight [O, C / groups, h, w], [bias [O]] -> convolution [N, O, H', W'], and
+  // of volumes with one dim more. Channels of images lie side by side. `transposed`: the image of
+  // which such a convolution has the gradient of the result as input, as of a transposed
+  // convolution, with a bias of that image.
+  Op plain = own("Convolution", 2, lower_region,
+                 {{"dilations", kInts, true},
+                  {"groups", kInt},
+                  {"pads", kInts, true},
+                  {"strides", kInts, true},
+                  {"transposed", kInt}});
+  plain.max_inputs = 3;
+  plain.kernel.needs_runs = true;
+  ops.add(plain);
   // image [N, C, H, W], weight [C, 1, h, w], [bias [C]] -> convolution of each channel by itself
   // [N, C, H', W']. Channels of images lie side by side. `transposed`: the image of which such a
   // convolution has the gradient of the result as input, as of a transposed convolution.

@@ -7,13 +7,13 @@
 //   dweight = torch_ort.ConvolutionWeightGrad(dy, x)
 //   dbias = ReduceSum(dy)
 //
-// oneDNN has fast kernels of the first kind for small windows alone, and on some processors for
-// none (region/codegen.h): for 7x7 ones, as of ConvNeXt, its gradient of the weight takes several
-// times as long as all else of the convolution. Those of the second kind are slow on processors
-// with 16 registers, but for single pixels and images of few channels. Figures are in
-// benchmarks/results/decisions.md. And those of single pixels with strides write beyond oneDNN's
-// own memory, if an image has few channels: the engine computes these on all processors, of
-// transposed convolutions, too. Declines row-major images, whose channels are apart.
+// oneDNN has fast kernels of the first kind for small windows alone: for 7x7 ones, as of ConvNeXt,
+// its gradient of the weight takes several times as long as all else of the convolution. On some
+// processors it has fast ones of neither kind (region/codegen.h), but of the second for single
+// pixels and images of few channels. Figures are in benchmarks/results/decisions.md. And those of
+// single pixels with strides write beyond oneDNN's own memory, if an image has few channels: the
+// engine computes these on all processors, of transposed convolutions, too. Declines row-major
+// images, whose channels are apart.
 
 #include "ir/edit.h"
 #include "ops/channels_last.h"
@@ -36,8 +36,8 @@ using ir::Value;
 
 // The widest window for which oneDNN's kernels for channels by themselves are as fast.
 constexpr int64_t kWidestOfLibrary = 3;
-// So many channels of a group fill a panel of a product. They also fill a block of oneDNN's kernels
-// with AVX-512, which others have blocks of half as many for.
+// So many channels of a group fill a panel of a product with AVX2, or half of one. They also fill a
+// block of oneDNN's kernels with AVX-512, which others have blocks of half as many for.
 constexpr int64_t kLeastChannels = 16;
 
 // What computes the gradient of a weight in place of PyTorch, whose kernel is slower or wrong.
@@ -60,7 +60,7 @@ std::optional<Found> find_depthwise(const Convolution& it) {
   if (it.dweight->type.strides && !ops::has_channels_last(it.dweight->type)) return std::nullopt;
   if (!region::has_kernel(it.x, "DepthwiseWeightGrad")) return std::nullopt;
   const bool is_narrow = it.weight->type.shape->back().constant() <= kWidestOfLibrary;
-  if (is_narrow && !region::prefers_own_depthwise_convolutions(it.x)) return std::nullopt;
+  if (is_narrow && !region::prefers_own_convolutions(it.x)) return std::nullopt;
   return Found{"DepthwiseWeightGrad", {}, true};
 }
 

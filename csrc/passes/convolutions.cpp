@@ -152,6 +152,31 @@ Value* sum_pixels(ops::Writer& write, Value& image) {
   return write.reduce("ReduceSum", last, axes, false);
 }
 
+bool can_convolve(const Convolution& it, const KnownSizes& sizes) {
+  // Neither pixels of a transposed result that no window reaches, nor windows in the padding alone
+  // are worth a case in the kernels.
+  for (size_t dim = 0; it.is_transposed && dim < it.strides.size(); ++dim) {
+    if (it.output_pads[dim].constant() >= it.strides[dim].constant()) return false;
+  }
+  return it.x->type.dtype == ir::DType::kFloat && it.weight->type.dtype == ir::DType::kFloat &&
+         it.pads_within_windows() &&
+         is_channels_last(it.y != nullptr ? it.x : it.gradient, sizes) &&
+         is_channels_last(it.y != nullptr ? it.y : it.dx, sizes);
+}
+
+void convolve_by(Graph& graph, Node& node, const Convolution& it, const char* op, ir::Attrs attrs) {
+  ops::Writer write(graph, &node);
+  std::vector<Value*> operands = {it.y != nullptr ? it.x : it.gradient, it.weight};
+  if (it.bias != nullptr) operands.push_back(it.bias);
+  attrs.insert({{"dilations", it.dilations}, {"pads", it.pads}, {"strides", it.strides}});
+  if ((it.y != nullptr) == it.is_transposed) attrs["transposed"] = Dim(1);
+  Value& result = it.y != nullptr ? *it.y : *it.dx;
+  Value* made = write.make_ours(op, std::move(operands), result.type, std::move(attrs));
+  ir::replace_uses(result, *made, graph);
+  if (it.y != nullptr) return ir::erase(graph, node);
+  compute_what_is_read(graph, node);
+}
+
 void compute_what_is_read(Graph& graph, Node& gradient) {
   std::vector<std::string> mask(kNumGradients, "false");
   for (size_t i = 0; i < kNumGradients && i < gradient.outputs.size(); ++i) {

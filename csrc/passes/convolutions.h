@@ -39,6 +39,14 @@ bool has_pixels_as_rows(const ir::Type& type);
 
 // The sum over the pixels of a channels-last image.
 ir::Value* sum_pixels(ops::Writer& write, ir::Value& image);
+// Whether kernels of the engine can compute the convolution by its definition, or of a gradient
+// that of the image, which is a convolution in the other direction: it is of float32, and its
+// images are channels-last.
+bool can_convolve(const Convolution& it, const KnownSizes& sizes);
+// Lets such a kernel do it. Its node has the convolution's strides, pads and dilations, `attrs`,
+// and `transposed` in the direction from results to images.
+void convolve_by(ir::Graph& graph, ir::Node& node, const Convolution& it, const char* op,
+                 ir::Attrs attrs);
 // Lets the gradient of a convolution compute what is read of it; erases it if that is nothing.
 void compute_what_is_read(ir::Graph& graph, ir::Node& gradient);
 

@@ -29,10 +29,10 @@ using ir::Shape;
 using ir::Value;
 
 // Of float32. Up to here oneDNN's convolution takes longer, several times as long for few
-// multiplications. Beyond, neither is faster for all shapes with AVX-512, and with AVX2 the product
-// is (region::prefers_own_convolutions). Of bfloat16 the product is as fast for large ones, which
-// oneDNN computes by its product anyway, and much faster on processors without instructions for
-// bfloat16 (benchmarks/results/decisions.md).
+// multiplications. Beyond, neither is faster for all shapes on some processors, and on the others
+// the product is (region::prefers_own_convolutions). Of bfloat16 the product is as fast for large
+// ones, which oneDNN computes by its product anyway, and much faster on processors without
+// instructions for bfloat16 (benchmarks/results/decisions.md).
 constexpr int64_t kMostMultiplications = 1 << 26;
 
 class Multiplier {

@@ -36,6 +36,7 @@ int channels_last(ir::Graph& graph, PassContext& context);
 int winograd(ir::Graph& graph, PassContext& context);
 int depthwise_convolutions(ir::Graph& graph, PassContext& context);
 int multiply_pixels(ir::Graph& graph, PassContext& context);
+int convolution_products(ir::Graph& graph, PassContext& context);
 int convolution_weights(ir::Graph& graph, PassContext& context);
 int replay_views(ir::Graph& graph, PassContext& context);
 int remove_dead(ir::Graph& graph, PassContext& context);
@@ -171,7 +172,12 @@ const std::vector<Pass>& pipeline() {
        .run = multiply_pixels,
        .writes_engine_ops = true,
        .rounds_elsewhere = true},
-      // after winograd and depthwise_convolutions, which leave it the other gradients
+      // after winograd and multiply_pixels, which leave it what they have nothing better for
+      {.name = "convolution_products",
+       .run = convolution_products,
+       .writes_engine_ops = true,
+       .rounds_elsewhere = true},
+      // after winograd, which leaves it the other gradients
       {.name = "convolution_weights",
        .run = convolution_weights,
        .writes_engine_ops = true,

@@ -62,9 +62,6 @@ class CpuCodegen : public region::Codegen {
   std::span<const region::KernelRow> kernels() const override { return cpu::codegen().kernels(); }
   bool has_wide_products() const override { return cpu::codegen().has_wide_products(); }
   bool has_fast_convolutions() const override { return cpu::codegen().has_fast_convolutions(); }
-  bool has_fast_depthwise_convolutions() const override {
-    return cpu::codegen().has_fast_depthwise_convolutions();
-  }
 
   std::unique_ptr<const Kernel> compile(const region::Schedule& schedule,
                                         const ir::SymbolLookup& lookup,
@@ -120,7 +117,6 @@ class RegistersCodegen final : public CpuCodegen {
  public:
   explicit RegistersCodegen(bool has_many) : has_many_(has_many) {}
   bool has_fast_convolutions() const override { return has_many_; }
-  bool has_fast_depthwise_convolutions() const override { return has_many_; }
 
  private:
   bool has_many_;

@@ -106,12 +106,7 @@ bool has_wide_products(const ir::Value* value) {
 }
 
 bool prefers_own_convolutions(const ir::Value* value) {
-  return has_kernel(value, "ConvolutionWeightGrad") && !codegen_of(value)->has_fast_convolutions();
-}
-
-bool prefers_own_depthwise_convolutions(const ir::Value* value) {
-  return has_kernel(value, "DepthwiseConvolution") &&
-         !codegen_of(value)->has_fast_depthwise_convolutions();
+  return has_kernel(value, "Convolution") && !codegen_of(value)->has_fast_convolutions();
 }
 
 std::unique_ptr<const Kernel> compile(const Codegen& codegen, const BoundNode& bound) {

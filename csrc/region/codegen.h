@@ -99,12 +99,9 @@ class Codegen {
   virtual std::span<const KernelRow> kernels() const = 0;
   // Whether the device's own library multiplies short floats into float32 (WideMatMul).
   virtual bool has_wide_products() const = 0;
-  // Whether that library computes convolutions of single pixels, and gradients of the weights of
-  // others, about as fast as the other products of convolutions.
+  // Whether that library computes convolutions and their gradients about as fast as the engine's
+  // kernels do.
   virtual bool has_fast_convolutions() const = 0;
-  // Whether it computes convolutions of each channel by itself, and their gradients, about as fast
-  // as the engine's kernels do.
-  virtual bool has_fast_depthwise_convolutions() const = 0;
 
   // Compiles a region. Throws InternalError on layouts that do not fit the schedule, and
   // Unsupported on an operand of a dtype that kernels do not read.
@@ -142,7 +139,6 @@ inline bool has_kernel(const ir::Value* value, std::string_view op) {
 bool has_wide_products(const ir::Value* value);
 // Whether the generator of that device has kernels for these that are faster than the library's.
 bool prefers_own_convolutions(const ir::Value* value);
-bool prefers_own_depthwise_convolutions(const ir::Value* value);
 
 // Compiles a node by its op's row. Throws Unsupported if the generator has none.
 std::unique_ptr<const Kernel> compile(const Codegen& codegen, const BoundNode& bound);

@@ -7,64 +7,27 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import torch_ort
+from tests.cpu.convolution_cases import CASES, any_case, numbers, settings_text
 from tests.cpu.gradients import (
     assert_same_bits_for_any_threads,
     compare_at_sizes,
     compare_gradients,
-    last,
     last_strides,
-    result_size,
 )
 from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
 from torch_ort import _C
 
-# Batch, channels, [depth,] height, width; rows of the weight, groups; window, stride, padding,
-# dilation.
-CASES = {
-    "3x3": ((2, 16, 12, 11), (24, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
-    "more places, rows and columns than a block has":
-        ((3, 70, 14, 13), (490, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
-    "three channels": ((2, 3, 20, 19), (10, 1), (7, 7), (2, 2), (3, 3), (1, 1)),
-    "channels of several taps in a panel": ((2, 5, 9, 8), (7, 1), (3, 2), (1, 1), (1, 0), (1, 1)),
-    "groups": ((2, 24, 7, 9), (36, 3), (3, 3), (1, 1), (1, 1), (1, 1)),
-    "each channel by itself": ((2, 6, 7, 9), (6, 6), (3, 3), (1, 1), (1, 1), (1, 1)),
-    "one pixel": ((3, 20, 5, 6), (17, 1), (1, 1), (1, 1), (0, 0), (1, 1)),
-    "strides over pixels": ((2, 32, 9, 10), (16, 1), (1, 1), (3, 2), (0, 0), (1, 1)),
-    "all of both": ((3, 18, 11, 10), (14, 2), (5, 3), (2, 3), (4, 1), (2, 3)),
-    "small images": ((9, 33, 2, 2), (40, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
-    "taps that no pixel is under": ((2, 8, 2, 3), (8, 1), (5, 5), (1, 1), (2, 2), (1, 1)),
-    "one image of one channel": ((1, 1, 6, 6), (1, 1), (2, 2), (1, 1), (0, 0), (1, 1)),
-    "no images": ((0, 8, 6, 6), (4, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
-    "volumes": ((2, 16, 5, 8, 7), (24, 1), (3, 3, 3), (1, 1, 1), (1, 1, 1), (1, 1, 1)),
-    "strides of volumes": ((2, 20, 6, 9, 10), (13, 1), (3, 2, 3), (2, 3, 2), (1, 0, 2), (1, 1, 2)),
-    "groups of volumes": ((1, 12, 7, 6, 5), (9, 3), (2, 3, 3), (1, 2, 1), (0, 2, 1), (3, 1, 1)),
-    "one plane": ((3, 17, 1, 6, 7), (5, 1), (3, 1, 3), (1, 1, 1), (1, 0, 1), (1, 1, 1)),
-    "no rows": ((2, 8, 6, 6), (0, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
-}  # fmt: skip
 PARTS = ["3x3", "more places, rows and columns than a block has", "groups", "all of both"]
 
 
-def numbers(case: tuple, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Return a gradient of the result and an image, both channels-last."""
-    (batch, channels, *image), (rows, _), *rest = case
-    result = [result_size(*each) for each in zip(image, *rest, strict=True)]
-    shapes = (batch, rows, *result), (batch, channels, *image)
-    dy, x = (last(torch.randn(shape, dtype=dtype)) for shape in shapes)
-    return dy, x
-
-
 def kernel(case: tuple, dy: Tensor, x: Tensor, isa: str = "", **attrs) -> Tensor:
-    _, (rows, groups), window, stride, padding, dilation = case
-    known = {"strides": stride, "pads": padding, "dilations": dilation, "groups": groups} | attrs
-    text = ", ".join(
-        f"{key} = {list(value) if isinstance(value, tuple) else value}"
-        for key, value in known.items()
-    )
+    _, (rows, groups), window, *_ = case
+    text = settings_text(case, **attrs)
     channels = x.shape[1] // groups
     sizes = (rows, channels, *window)
     graph = read(
@@ -108,24 +71,9 @@ def test_against_eager(name: str, dtype: torch.dtype, isa: str) -> None:
     check(CASES[name], dtype, isa)
 
 
-# Of one dim: pixels, window, stride, padding and dilation.
-DIM = st.tuples(
-    st.integers(1, 9), st.integers(1, 4), st.integers(1, 3), st.integers(0, 3), st.integers(1, 3)
-)
-
-
 @settings(max_examples=150, deadline=None)
-@given(
-    batch=st.integers(1, 3), channels=st.integers(1, 20), rows=st.integers(1, 14),
-    groups=st.integers(1, 3), dims=st.lists(DIM, min_size=2, max_size=3),
-    isa=st.sampled_from(ISAS),
-)  # fmt: skip
-def test_any_sizes(batch, channels, rows, groups, dims, isa) -> None:
-    image, window, stride, padding, dilation = zip(*dims, strict=True)
-    assume(all(pad < size for pad, size in zip(padding, window, strict=True)))
-    case = ((batch, channels * groups, *image), (rows * groups, groups), window, stride, padding,
-            dilation)  # fmt: skip
-    assume(all(result_size(*each) > 0 for each in zip(image, *case[2:], strict=True)))
+@given(case=any_case(20, 14), isa=st.sampled_from(ISAS))
+def test_any_sizes(case: tuple, isa: str) -> None:
     check(case, torch.float32, isa)
 
 
@@ -315,8 +263,3 @@ def test_large_convolutions_of_single_pixels(registers: str) -> None:
     nodes = nodes_and_gradients(model, torch.randn(4, 3, 64, 64))  # 2^26.3 multiplications
     products = nodes["MatMul"] + nodes["Gemm"]
     assert products == (3 if registers == "few_registers" else 0)
-
-
-def test_a_processor_with_many_registers_leaves_them_to_onednn() -> None:
-    is_chosen = num_kernels(network(), torch.randn(2, 3, 14, 13)) > 0
-    assert is_chosen == (ISAS[-1] == "avx2")

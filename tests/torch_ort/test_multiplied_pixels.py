@@ -112,6 +112,7 @@ def test_many_sizes_through_one_graph(name: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.usefixtures("many_registers")
 def test_they_are_products(name: str, monkeypatch) -> None:
     model, x = make(name), torch.randn(4, 3, 12, 12)
     with_pass = convolutions(torch.compile(model, backend="ort"), x)
@@ -144,6 +145,7 @@ def test_a_model_that_is_channels_last_already() -> None:
     ],
     ids=["stride", "padding", "groups", "transposed"],
 )  # fmt: skip
+@pytest.mark.usefixtures("many_registers")
 def test_what_stays_a_convolution(layer: nn.Module) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 16, 3), layer, nn.Conv2d(16, 8, 3))

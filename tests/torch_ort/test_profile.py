@@ -261,6 +261,25 @@ class TestTable:
             assert each.sizes == f"16 of {places}×9×1"
             assert each.flops == 2 * places * 16 * 9
 
+    @pytest.mark.usefixtures("few_registers")
+    def test_other_convolutions(self):
+        halved = nn.Conv2d(32, 32, 3, stride=2, padding=1, groups=2)
+        doubled = nn.ConvTranspose2d(32, 16, 2, stride=2)
+        model = nn.Sequential(
+            nn.Conv2d(16, 32, 1), nn.ReLU(), halved, nn.ReLU(), doubled, nn.ReLU(),
+            nn.Conv2d(16, 16, 1),
+        )  # fmt: skip
+        result = profile(model, torch.randn(2, 16, 9, 8))
+        places = 2 * 5 * 4
+        found = [each for each in result.steps if "torch_ort.Convolution" in each.op]
+        found = [each for each in found if "Weight" not in each.op]
+        assert [each.half for each in found] == ["forward", "forward", "backward", "backward"]
+        for each, sizes in zip(found, ["2 of {}×144×16", "{}×64×32", "{}×64×32", "2 of {}×144×16"],
+                               strict=True):  # fmt: skip
+            assert (each.kind, each.where) == ("products", "native")
+            assert each.sizes == sizes.format(places)
+            assert each.flops == 2 * places * (2 * 144 * 16 if "144" in sizes else 64 * 32)
+
     def test_convolutions_that_multiply_less(self):
         layers = [(nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()) for _ in range(3)]
         result = profile(nn.Sequential(*itertools.chain(*layers)), torch.randn(3, 32, 9, 8))

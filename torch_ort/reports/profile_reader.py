@@ -40,7 +40,7 @@ _WAIT = f"{COLLECTIVES}wait_tensor"
 _WEIGHT_GRADIENTS = ("ConvolutionWeightGrad", "DepthwiseWeightGrad")
 _PRODUCTS = {str(op).removeprefix("aten.") for op in flop_registry} | {
     "addmv", "addr", "dot", "mv", "RowsProduct", *_WEIGHT_GRADIENTS,
-    "DepthwiseConvolution", "WinogradConvolution", "WinogradWeightGrad",
+    "Convolution", "DepthwiseConvolution", "WinogradConvolution", "WinogradWeightGrad",
 }  # fmt: skip
 _RUN = "torch_ort::session "  # an event of the engine, with the number of the session that runs
 _HALVES = {"torch_ort::run_forward": False, "torch_ort::run_backward": True}
@@ -258,11 +258,12 @@ def _native_products(program: Program) -> Iterator[tuple[str, Product]]:
             if (found := shapes(inputs)) is not None:
                 gradient, image = found
                 yield node["name"], winograd_weight_gradient(gradient, image[1])
-        elif op == "DepthwiseConvolution":
+        elif op in ("Convolution", "DepthwiseConvolution"):
             is_transposed = bool(attrs.get("transposed"))
             places = inputs[0] if is_transposed else node["outputs"][0]
             if (found := shapes([places, inputs[1]])) is not None:
-                yield node["name"], convolution(*found, groups=found[0][1])
+                groups = int(attrs.get("groups", found[0][1]))
+                yield node["name"], convolution(*found, groups)
         elif op == "RowsProduct":
             count = listed.get(makers.get(inputs[-1], ""))
             if count is not None and (found := shapes(inputs[:2])) is not None:

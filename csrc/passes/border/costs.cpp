@@ -108,15 +108,19 @@ double Costs::product_flops(const Node& node) const {
   return 2 * size_from_end(*node.inputs[0], is_flipped ? 2 : 1) * count(*node.outputs[0]);
 }
 
-// Each element of the result is the sum of products with all weights of its channel.
+// Each element of the result, or of what a transposed one reads, is multiplied with all weights of
+// its channel.
 double Costs::convolution_flops(const Node& node) const {
-  const bool is_ours = ir::is(&node, "WinogradConvolution", ir::kTorchOrtDomain) ||
-                       ir::is(&node, "DepthwiseConvolution", ir::kTorchOrtDomain);
-  if ((!is_ours && !ir::is(&node, "Conv")) || node.inputs.size() < 2) return 0;
-  const ir::Type& result = node.outputs[0]->type;
-  if (!result.is_known() || result.shape->size() < 2) return 0;
-  const auto channels = static_cast<double>(hinted_size(graph_, (*result.shape)[1]).value_or(1));
-  return 2 * count(*node.outputs[0]) * count(*node.inputs[1]) / std::max(channels, 1.0);
+  const auto is_ours = [&](const char* op) { return ir::is(&node, op, ir::kTorchOrtDomain); };
+  const bool is_found = ir::is(&node, "Conv") || is_ours("Convolution") ||
+                        is_ours("DepthwiseConvolution") || is_ours("WinogradConvolution");
+  if (!is_found || node.inputs.size() < 2) return 0;
+  const bool is_transposed = ir::int_attr(node.attrs, "transposed", 0) != 0;
+  const Value& places = is_transposed ? *node.inputs[0] : *node.outputs[0];
+  const ir::Type& type = places.type;
+  if (!type.is_known() || type.shape->size() < 2) return 0;
+  const auto channels = static_cast<double>(hinted_size(graph_, (*type.shape)[1]).value_or(1));
+  return 2 * count(places) * count(*node.inputs[1]) / std::max(channels, 1.0);
 }
 
 double Costs::attention_flops(const Node& node) const {
