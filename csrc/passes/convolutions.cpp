@@ -85,8 +85,8 @@ bool Convolution::is_depthwise() const {
 bool Convolution::pads_within_windows() const {
   const Shape& window = *weight->type.shape;
   for (size_t dim = 0; dim < pads.size(); ++dim) {
-    const int64_t pad = pads[dim].constant();
-    if (pad < 0 || pad >= window[2 + dim].constant()) return false;
+    const int64_t reach = dilations[dim].constant() * (window[2 + dim].constant() - 1);
+    if (pads[dim].constant() < 0 || pads[dim].constant() > reach) return false;
   }
   return true;
 }

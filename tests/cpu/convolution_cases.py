@@ -22,6 +22,7 @@ CASES = {
     "one pixel": ((3, 20, 5, 6), (17, 1), (1, 1), (1, 1), (0, 0), (1, 1)),
     "strides over pixels": ((2, 32, 9, 10), (16, 1), (1, 1), (3, 2), (0, 0), (1, 1)),
     "all of both": ((3, 18, 11, 10), (14, 2), (5, 3), (2, 3), (4, 1), (2, 3)),
+    "pads wider than windows": ((2, 18, 9, 8), (20, 1), (3, 3), (1, 1), (4, 6), (3, 3)),
     "small images": ((9, 33, 2, 2), (40, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
     "taps that no pixel is under": ((2, 8, 2, 3), (8, 1), (5, 5), (1, 1), (2, 2), (1, 1)),
     "one image of one channel": ((1, 1, 6, 6), (1, 1), (2, 2), (1, 1), (0, 0), (1, 1)),
@@ -66,7 +67,8 @@ def any_case(draw: st.DrawFn, most_channels: int, most_rows: int) -> tuple:
     channels, rows = draw(st.integers(1, most_channels)), draw(st.integers(1, most_rows))
     batch, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     image, window, stride, padding, dilation = zip(*dims, strict=True)
-    assume(all(pad < size for pad, size in zip(padding, window, strict=True)))
+    reach = [(size - 1) * step for size, step in zip(window, dilation, strict=True)]
+    assume(all(pad <= most for pad, most in zip(padding, reach, strict=True)))
     case = ((batch, channels * groups, *image), (rows * groups, groups), window, stride, padding,
             dilation)  # fmt: skip
     assume(all(result_size(*each) > 0 for each in zip(image, *case[2:], strict=True)))
