@@ -15,6 +15,7 @@ namespace torch_ort::ops {
 
 namespace {
 
+using ir::Dim;
 using ir::Node;
 using ir::Type;
 using ir::Value;
@@ -127,6 +128,16 @@ Op activation(std::string name, int since, int bfloat16_since, Pair pair,
   return op;
 }
 
+// Of gated linear units. The input to split is the last one, of a gradient, too.
+std::optional<RenamedAxes> rename_dim(const Node& node) {
+  const Value* x = node.inputs.back();
+  if (!x->type.shape) return std::nullopt;
+  RenamedAxes renamed{.attrs = node.attrs};
+  const int64_t axis = ir::int_attr(node.attrs, "dim", -1);
+  renamed.attrs.insert_or_assign("dim", Dim(channels_last_axis(node, axis, x->type.shape->size())));
+  return renamed;
+}
+
 }  // namespace
 
 Value* gelu(Formula& f, Value* x) {
@@ -198,6 +209,12 @@ void register_activation(Registry& ops) {
        {aten::kEluBackward, aten::kHardSigmoidBackward, aten::kHardSwishBackward,
         aten::kHardTanhBackward, "aten::mish_backward", "aten::softplus_backward"}) {
     ops.add(Operator{.name = name, .work = {.elementwise = true}});
+  }
+  for (const char* name : {aten::kGlu, aten::kGluBackward}) {
+    ops.add(Operator{
+        .name = name,
+        .work = {.image = {.kind = ImageForm::Kind::kAxes, .rename_axes = rename_dim}},
+    });
   }
 }
 

@@ -20,6 +20,8 @@ inline constexpr const char* kEmbeddingBackward = "aten::embedding_dense_backwar
 inline constexpr const char* kFlashAttention = "aten::_scaled_dot_product_flash_attention_for_cpu";
 inline constexpr const char* kFlashAttentionBackward =
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward";
+inline constexpr const char* kGlu = "aten::glu";
+inline constexpr const char* kGluBackward = "aten::glu_backward";
 inline constexpr const char* kGroupNorm = "aten::native_group_norm";
 inline constexpr const char* kGroupNormBackward = "aten::native_group_norm_backward";
 inline constexpr const char* kHardSigmoidBackward = "aten::hardsigmoid_backward";

@@ -105,6 +105,8 @@ COMPOSITES = [
               scale=3),
     Composite("exponential units", lambda x: F.elu(x, 0.7) + F.selu(x) + F.celu(x, 1.3),
               [(7, 33)], scale=3),
+    Composite("gated units", F.glu, [(7, 34)], scale=3),
+    Composite("gated units along another dim", lambda x: F.glu(x, 1), [(3, 8, 5)], scale=3),
     Composite("softmax", lambda x: x.softmax(-1), [(2, 3, 40)]),
     Composite("softmax of one number", lambda x: x.softmax(1), [(5, 1)]),
     Composite("softmax of large numbers", lambda x: x.softmax(1), [(5, 40)], scale=100),

@@ -80,3 +80,29 @@ def test_ends_of_pieces_and_what_is_not_finite(name: str) -> None:
         results.append((y.detach(), gradient[~x.isnan()]))
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-37, equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(5, 12), (3, 8, 7), (0, 6, 4)], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dim", [1, -2, -1])
+def test_gated_units(dim: int, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """Both halves of the gradient are written where the next node reads them."""
+    torch.manual_seed(0)
+    shape = tuple(2 * size if at == dim % len(shape) else size for at, size in enumerate(shape))
+    x, results = (3 * torch.randn(shape)).to(dtype), []
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.glu(x * 1.5, dim) + 1
+
+    gradient = torch.randn(run(x).shape).to(dtype)
+    for call, to in ((torch.compile(run, backend="ort"), dtype), (run, torch.float64)):
+        given = x.to(to).requires_grad_()
+        y = call(given)
+        results.append([y.detach(), *torch.autograd.grad(y, given, gradient.to(to))])
+    for got, want in zip(*results, strict=True):
+        assert got.dtype == dtype
+        assert_near(got, want, rtol=TOLERANCE[dtype], atol=8 * TOLERANCE[dtype])
+    if x.numel() > 0:
+        nodes = torch_ort.explain(run, x.requires_grad_()).graphs[0].nodes
+        assert nodes["torch_ort.Region"] > 0
+        assert nodes["org.pytorch.aten.ATen"] == 0

@@ -4,6 +4,7 @@
 #include "ops/aten.h"
 #include "ops/aten_names.h"
 #include "ops/fusion.h"
+#include "ops/shapes.h"
 #include "passes/arguments.h"
 #include "passes/composites/expander.h"
 #include "passes/known_sizes.h"
@@ -172,6 +173,53 @@ bool expand_elu_grad(Graph& graph, Node& node) {
   return write.replace(write.make("Where", {is_low, falling, write.scaled(dy, *scale)}));
 }
 
+// ---- gated linear units, of which one half of the input gates the other
+
+struct Gated {
+  Value *numbers, *gate;
+  int64_t axis;
+};
+
+// The halves of `x` along the dim that a call names; nothing if no constant does.
+std::optional<Gated> find_gated(Expander& write, const Node& node, Value* x, const ops::Arg& dim) {
+  const auto* named = std::get_if<ir::Dim>(&dim.value);
+  if (named == nullptr || !named->is_constant()) return std::nullopt;
+  const int64_t axis = ops::wrap_axis(node, named->constant(), ops::rank_of(*x));
+  const ir::Dim half = ops::floor_div((*x->type.shape)[axis], 2);
+  const Node& split = write.add({"", "Split"}, {x, write.ints({half, half})},
+                                {ir::Type(), ir::Type()}, {{"axis", ir::Dim(axis)}});
+  return Gated{write.number(split.outputs[0]), write.number(split.outputs[1]), axis};
+}
+
+bool expand_glu(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  if (!is_fusible_float(x)) return false;
+  Expander write(graph, node, *x);
+  const std::optional<Gated> of = find_gated(write, node, x, call.args.at(1));
+  if (!of) return false;
+  write.replace_elements(0, write.make("Mul", {of->numbers, write.make("Sigmoid", {of->gate})}));
+  return true;
+}
+
+// With s = sigmoid(gate): dy s, and dy numbers s (1 - s).
+bool expand_glu_grad(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *dy = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
+  if (!is_fusible_float(dy) || !is_fusible_float(x)) return false;
+  Expander write(graph, node, *x);
+  const std::optional<Gated> of = find_gated(write, node, x, call.args.at(2));
+  if (!of) return false;
+  Value* share = write.make("Sigmoid", {of->gate});
+  Value* of_numbers = write.make("Mul", {write.number(dy), share});
+  Value* rest = write.make("Sub", {write.constant(1), share});
+  Value* of_gate = write.make("Mul", {write.make("Mul", {of_numbers, of->numbers}), rest});
+  const ir::DType dtype = node.outputs[0]->type.dtype;
+  write.replace(0, write.make("Concat", {write.cast(of_numbers, dtype), write.cast(of_gate, dtype)},
+                              {{"axis", ir::Dim(of->axis)}}));
+  return true;
+}
+
 constexpr Expansion kRows[] = {
     {"Elu", expand_elu},
     {"HardSigmoid", expand_hard_sigmoid},
@@ -179,6 +227,8 @@ constexpr Expansion kRows[] = {
     {"Selu", expand_selu},
     {ops::aten::kCelu, expand_celu},
     {ops::aten::kEluBackward, expand_elu_grad},
+    {ops::aten::kGlu, expand_glu},
+    {ops::aten::kGluBackward, expand_glu_grad},
     {ops::aten::kHardSigmoidBackward, expand_hard_sigmoid_grad},
     {ops::aten::kHardSwishBackward, expand_hard_swish_grad},
     {ops::aten::kHardTanhBackward, expand_hard_tanh_grad},
