@@ -70,6 +70,8 @@ struct ImageRule {
   std::vector<const char*> reads;
   int num_images = 1;  // how many of the first outputs are images
   bool is_convolution = false;
+  // PyTorch's kernel takes images with any number of dims of pixels.
+  bool takes_any_rank = false;
   // PyTorch's kernel makes row-major volumes of volumes of either layout.
   bool is_for_planes = false;
   // PyTorch's kernel is correct only if its first image is in the layout that is asked for.

@@ -234,25 +234,26 @@ void register_normalization(Registry& ops) {
   batch_norm.attributes = {{"epsilon", kFloat}, {"momentum", kFloat}, {"training_mode", kInt}};
   batch_norm.bfloat16_since = 14;
   batch_norm.since_of = batch_norm_since;
-  batch_norm.work.image.kind = kKernel;
+  batch_norm.work.image = {.kind = kKernel, .takes_any_rank = true};
   ops.add(batch_norm);
   for (const char* name : {aten::kBatchNorm, "aten::_native_batch_norm_legit_no_training"}) {
-    ops.add(Operator{.name = name,
-                     .work = {.image = {.kind = kKernel, .reads = {"input"}}},
-                     .check = check_batch_norm});
+    ops.add(
+        Operator{.name = name,
+                 .work = {.image = {.kind = kKernel, .reads = {"input"}, .takes_any_rank = true}},
+                 .check = check_batch_norm});
   }
   for (const char* name : {"aten::_native_batch_norm_legit", "aten::native_batch_norm"}) {
     ops.add(Operator{.name = name, .check = check_batch_norm});
   }
   ops.add(Operator{
       .name = aten::kBatchNormBackward,
-      .work = {.image = {.kind = kKernel, .reads = {"grad_out", "input"}}},
+      .work = {.image = {.kind = kKernel, .reads = {"grad_out", "input"}, .takes_any_rank = true}},
       .check = check_batch_norm_backward,
   });
 
   Op group_norm = op("GroupNormalization", 3, 21, infer_like_first, lower_group_norm);
   group_norm.attributes = {{"num_groups", kInt, true}, {"epsilon", kFloat}, {"stash_type", kInt}};
-  group_norm.work.image.kind = kKernel;
+  group_norm.work.image = {.kind = kKernel, .takes_any_rank = true};
   ops.add(group_norm);
 
   const std::vector<AttrRule> of_rows = {{"axis", kInt}, {"epsilon", kFloat}, {"stash_type", kInt}};
@@ -268,7 +269,7 @@ void register_normalization(Registry& ops) {
 
   ops.add(Operator{
       .name = aten::kGroupNorm,
-      .work = {.image = {.kind = kKernel, .reads = {"input"}}},
+      .work = {.image = {.kind = kKernel, .reads = {"input"}, .takes_any_rank = true}},
       .is_placeable = true,
       .check = check_group_norm,
   });
@@ -278,6 +279,7 @@ void register_normalization(Registry& ops) {
       // it.
       .work = {.image = {.kind = kKernel,
                          .reads = {"grad_out", "input"},
+                         .takes_any_rank = true,
                          .wants_first_image = true}},
       .is_placeable = true,
       .check = check_group_norm,

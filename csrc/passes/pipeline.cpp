@@ -33,6 +33,7 @@ int chunk_losses(ir::Graph& graph, PassContext& context);
 int lazy_logits(ir::Graph& graph, PassContext& context);
 int recompute_tagged(ir::Graph& graph, PassContext& context);
 int channels_last(ir::Graph& graph, PassContext& context);
+int widen_convolutions(ir::Graph& graph, PassContext& context);
 int winograd(ir::Graph& graph, PassContext& context);
 int depthwise_convolutions(ir::Graph& graph, PassContext& context);
 int multiply_pixels(ir::Graph& graph, PassContext& context);
@@ -132,6 +133,8 @@ const std::vector<Pass>& pipeline() {
       {.name = "find_clusters", .run = find_clusters, .is_on_request = true},
       // before replay_views, which gives each half views of its own; before channels_last
       {.name = "instance_norms", .run = instance_norms, .rounds_elsewhere = true},
+      // after instance_norms, which makes norms of images of what hides them; before channels_last
+      {.name = "widen_convolutions", .run = widen_convolutions},
       // after merge_equal; before recompute_tagged and replay_views, which copy nodes that it looks
       // for from the forward into the backward half; its kernel rounds only results
       {.name = "fuse_attention",
