@@ -70,6 +70,10 @@ enum class Kind {
   kUnsqueeze,  // and the other way round
 };
 
+bool makes_view(Kind kind) {
+  return kind == Kind::kExpand || kind == Kind::kSlice || kind == Kind::kSqueeze;
+}
+
 bool has_rank(const Value* value, size_t rank) {
   return value != nullptr && value->type.is_known() && value->type.shape->size() == rank;
 }
@@ -202,6 +206,8 @@ class Widener {
     const bool reads = !found.empty() || kind == Kind::kSqueeze || kind == Kind::kExpand;
     for (const Value* output : node.outputs) {
       if (output == nullptr || !output->type.is_known()) continue;
+      // Kernels that give an image the strides of an operand may do so for other dims.
+      if (is_image(output) && output->type.strides && !makes_view(kind)) return std::nullopt;
       const bool is_weight = is_gradient && output != node.outputs[0];
       if (is_image(output) && !is_weight) found.push_back(output);
     }
