@@ -136,6 +136,12 @@ inline Vec<T> gelu_tanh_inner(const Vec<T>& x) {
   return Vec<T>(T(kSqrtTwoOverPi)) * (x + Vec<T>(T(kGeluCubic)) * x * x * x);
 }
 
+// Of PyTorch's hard sigmoid; NaN stays NaN.
+template <typename T>
+inline Vec<T> sixths(const Vec<T>& x) {
+  return at::vec::minimum(at::vec::maximum(x + Vec<T>(T(3)), Vec<T>(T(0))), Vec<T>(T(6)));
+}
+
 #define TORCH_ORT_UNARY(name, expression)                    \
   template <typename T>                                      \
   struct name {                                              \
@@ -176,6 +182,7 @@ TORCH_ORT_UNARY(ToBool, truth(x))
 TORCH_ORT_UNARY(Gelu, (x * normal_cdf(x)))
 TORCH_ORT_UNARY(GeluTanh, Vec<T>(T(0.5)) * x * (one<T>() + tanh(gelu_tanh_inner(x))))
 TORCH_ORT_UNARY(Silu, x / (one<T>() + exp(x.neg())))
+TORCH_ORT_UNARY(HardSwish, x* sixths(x) * Vec<T>(T(1.0 / 6)))
 
 // Rounds to the nearest number of a 16-bit type.
 template <typename Short, typename T>
@@ -222,6 +229,15 @@ struct SiluGrad {
   static Vec<T> of(const Vec<T>& x, const Vec<T>& y) {
     const Vec<T> s = sigmoid(y);
     return x * s * (one<T>() + y * (one<T>() - s));
+  }
+};
+// At the bends, and where the input is NaN, gradients are those of PyTorch's kernel.
+template <typename T>
+struct HardSwishGrad {
+  static Vec<T> of(const Vec<T>& x, const Vec<T>& y) {
+    const Vec<T> slope = at::vec::fmadd(y, Vec<T>(T(1.0 / 3)), Vec<T>(T(0.5)));
+    const Vec<T> curved = Vec<T>::blendv(x, x * slope, y < Vec<T>(T(3)));
+    return Vec<T>::blendv(curved, Vec<T>(T(0)), y <= Vec<T>(T(-3)));
   }
 };
 TORCH_ORT_BINARY(TanhGrad, (x * (one<T>() - y * y)))

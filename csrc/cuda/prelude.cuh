@@ -402,6 +402,9 @@ INLINE wide Pow(wide x, wide y) { return pow_of(x, y); }
 // NaN stays NaN.
 INLINE wide Max(wide x, wide y) { return x > y || x != x ? x : y; }
 INLINE wide Min(wide x, wide y) { return x < y || x != x ? x : y; }
+INLINE wide HardSwish(wide x) {
+  return x * Min(Max(x + wide(3), wide(0)), wide(6)) * wide(1.0 / 6);
+}
 INLINE wide Equal(wide x, wide y) { return wide(x == y); }
 INLINE wide Less(wide x, wide y) { return wide(x < y); }
 INLINE wide LessOrEqual(wide x, wide y) { return wide(x <= y); }
@@ -424,6 +427,11 @@ INLINE wide GeluTanhGrad(wide gradient, wide x) {
 INLINE wide SiluGrad(wide gradient, wide x) {
   const wide sigmoid = Sigmoid(x);
   return gradient * sigmoid * (wide(1) + x * (wide(1) - sigmoid));
+}
+// If x is NaN the gradient passes, as in PyTorch.
+INLINE wide HardSwishGrad(wide gradient, wide x) {
+  if (x <= wide(-3)) return wide(0);
+  return x < wide(3) ? gradient * (x * wide(1.0 / 3) + wide(0.5)) : gradient;
 }
 INLINE wide TanhGrad(wide gradient, wide result) {
   return gradient * (wide(1) - result * result);

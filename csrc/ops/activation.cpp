@@ -174,7 +174,8 @@ void register_activation(Registry& ops) {
                      {{"approximate", kString}}, lower_gelu, fused_gelu));
   ops.add(activation("HardSigmoid", 6, 22, {.aten = "aten::hardsigmoid", .attrs = sixth},
                      {alpha, beta}, lower_hard_sigmoid));
-  ops.add(activation("HardSwish", 14, 22, {"aten::hardswish"}));
+  ops.add(
+      activation("HardSwish", 14, 22, {"aten::hardswish"}, {}, lower_pair, Pointwise::kHardSwish));
   ops.add(activation("LeakyRelu", 6, 16,
                      {.aten = "aten::leaky_relu", .arguments = {{"negative_slope", "alpha", 0.01}}},
                      {alpha}, lower_pair, fused_leaky_relu));
@@ -200,14 +201,15 @@ void register_activation(Registry& ops) {
       .name = "aten::leaky_relu_backward",
       .work = {.elementwise = true, .fused = fused_leaky_relu_grad},
   });
+  ops.add(
+      Operator{.name = "aten::hardswish_backward", .work = {.fused = Pointwise::kHardSwishGrad}});
   ops.add(Operator{.name = "aten::sigmoid_backward", .work = {.fused = Pointwise::kSigmoidGrad}});
   ops.add(Operator{.name = "aten::silu", .work = {.fused = Pointwise::kSilu}});
   ops.add(Operator{.name = "aten::silu_backward", .work = {.fused = Pointwise::kSiluGrad}});
   ops.add(Operator{.name = aten::kTanhBackward, .work = {.fused = Pointwise::kTanhGrad}});
   ops.add(Operator{.name = "aten::threshold_backward", .work = {.fused = fused_threshold_grad}});
-  for (const char* name :
-       {aten::kEluBackward, aten::kHardSigmoidBackward, aten::kHardSwishBackward,
-        aten::kHardTanhBackward, "aten::mish_backward", "aten::softplus_backward"}) {
+  for (const char* name : {aten::kEluBackward, aten::kHardSigmoidBackward, aten::kHardTanhBackward,
+                           "aten::mish_backward", "aten::softplus_backward"}) {
     ops.add(Operator{.name = name, .work = {.elementwise = true}});
   }
   for (const char* name : {aten::kGlu, aten::kGluBackward}) {

@@ -25,7 +25,6 @@ inline constexpr const char* kGluBackward = "aten::glu_backward";
 inline constexpr const char* kGroupNorm = "aten::native_group_norm";
 inline constexpr const char* kGroupNormBackward = "aten::native_group_norm_backward";
 inline constexpr const char* kHardSigmoidBackward = "aten::hardsigmoid_backward";
-inline constexpr const char* kHardSwishBackward = "aten::hardswish_backward";
 inline constexpr const char* kHardTanhBackward = "aten::hardtanh_backward";
 inline constexpr const char* kIndex = "aten::index";
 inline constexpr const char* kIndexAdd = "aten::index_add";

@@ -54,6 +54,7 @@ enum class Zero : uint8_t {
   WORD(Gelu, 1, kCostly, kFirst, false)                                             \
   WORD(GeluTanh, 1, kCostly, kFirst, false)                                         \
   WORD(Silu, 1, kCostly, kFirst, false)                                             \
+  WORD(HardSwish, 1, kPlain, kFirst, false)                                         \
   WORD(Add, 2, kPlain, kAll, false)                                                 \
   WORD(Sub, 2, kPlain, kAll, false)                                                 \
   WORD(Mul, 2, kPlain, kEither, false)                                              \
@@ -73,6 +74,7 @@ enum class Zero : uint8_t {
   WORD(GeluGrad, 2, kCostly, kFirst, false)     /* gradient, input */               \
   WORD(GeluTanhGrad, 2, kCostly, kFirst, false) /* gradient, input */               \
   WORD(SiluGrad, 2, kCostly, kFirst, false)     /* gradient, input */               \
+  WORD(HardSwishGrad, 2, kPlain, kFirst, false) /* gradient, input */               \
   WORD(TanhGrad, 2, kPlain, kFirst, false)      /* gradient, result */              \
   WORD(SigmoidGrad, 2, kPlain, kFirst, false)   /* gradient, result */              \
   WORD(ThresholdGrad, 3, kPlain, kFirst, false) /* gradient, input, threshold */    \

@@ -165,6 +165,13 @@ def silu_grad(gradient, x):
 
 
 @triton.jit
+def hard_swish_grad(gradient, x):
+    """Where x is NaN the gradient passes, as in PyTorch."""
+    curved = tl.where(x < 3, gradient * (x * (1.0 / 3.0) + 0.5), gradient)
+    return tl.where(x <= -3, 0.0, curved)
+
+
+@triton.jit
 def largest(x):
     """Of each row; NaN if there is one."""
     has_nan = tl.max((x != x).to(tl.int32), 1, keep_dims=True) > 0

@@ -71,13 +71,6 @@ bool expand_hard_sigmoid(Graph& graph, Node& node) {
   return write.replace(write.clamp(line, 0, 1));
 }
 
-bool expand_hard_swish(Graph& graph, Node& node) {
-  if (!is_fusible_float(node.inputs[0])) return false;
-  Activation write(graph, node, *node.inputs[0]);
-  Value* x = write.number(node.inputs[0]);
-  return write.replace(write.scaled(write.make("Mul", {x, write.sixths(x)}), 1.0 / 6));
-}
-
 bool expand_elu(Graph& graph, Node& node) {
   if (!is_fusible_float(node.inputs[0])) return false;
   Activation write(graph, node, *node.inputs[0]);
@@ -131,18 +124,6 @@ bool expand_hard_sigmoid_grad(Graph& graph, Node& node) {
                                         write.make("Less", {x, write.constant(3)})});
   return write.replace(
       write.make("Where", {is_inside, write.scaled(dy, 1.0 / 6), write.constant(0)}));
-}
-
-bool expand_hard_swish_grad(Graph& graph, Node& node) {
-  const std::optional<Gradient> of = find_gradient(node, 1);
-  if (!of) return false;
-  Activation write(graph, node, *of->dy);
-  Value *dy = write.number(of->dy), *x = write.number(of->x);
-  Value* slope = write.make("Add", {write.scaled(x, 1.0 / 3), write.constant(0.5)});
-  Value* curved = write.make(
-      "Where", {write.make("Less", {x, write.constant(3)}), write.make("Mul", {dy, slope}), dy});
-  Value* is_low = write.make("LessOrEqual", {x, write.constant(-3)});
-  return write.replace(write.make("Where", {is_low, write.constant(0), curved}));
 }
 
 bool expand_hard_tanh_grad(Graph& graph, Node& node) {
@@ -223,14 +204,12 @@ bool expand_glu_grad(Graph& graph, Node& node) {
 constexpr Expansion kRows[] = {
     {"Elu", expand_elu},
     {"HardSigmoid", expand_hard_sigmoid},
-    {"HardSwish", expand_hard_swish},
     {"Selu", expand_selu},
     {ops::aten::kCelu, expand_celu},
     {ops::aten::kEluBackward, expand_elu_grad},
     {ops::aten::kGlu, expand_glu},
     {ops::aten::kGluBackward, expand_glu_grad},
     {ops::aten::kHardSigmoidBackward, expand_hard_sigmoid_grad},
-    {ops::aten::kHardSwishBackward, expand_hard_swish_grad},
     {ops::aten::kHardTanhBackward, expand_hard_tanh_grad},
 };
 
