@@ -6,8 +6,10 @@
 // and transposed ones the other way round, for processors on which oneDNN's kernels are slower
 // (region/codegen.h; figures are in benchmarks/results/decisions.md). What multiplies less, and
 // what is a product as it stands, is computed by other passes. Gradients towards the weight are
-// those of convolution_weights.cpp. Declines row-major images, whose channels are apart.
+// those of convolution_weights.cpp. Declines row-major images, whose channels are apart, and
+// weights and biases that are views of others.
 
+#include "ops/channels_last.h"
 #include "passes/context.h"
 #include "passes/convolutions.h"
 #include "region/codegen.h"
@@ -26,6 +28,8 @@ bool suits(const Convolution& it) {
       it.groups.constant() <= 0) {
     return false;
   }
+  const ir::Type& type = it.weight->type;
+  if ((type.strides && !ops::has_channels_last(type)) || !it.has_plain_bias()) return false;
   return weight[0].constant() / it.groups.constant() >= kLeastChannels &&
          weight[1].constant() >= kLeastChannels && region::prefers_own_convolutions(it.x);
 }

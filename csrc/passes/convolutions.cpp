@@ -153,8 +153,8 @@ Value* sum_pixels(ops::Writer& write, Value& image) {
 }
 
 bool can_convolve(const Convolution& it, const KnownSizes& sizes) {
-  // Neither pixels of a transposed result that no window reaches, nor windows in the padding alone
-  // are worth a case in the kernels.
+  // Neither pixels of a transposed result that no window reaches, nor wider pads are worth a case
+  // in the kernels.
   for (size_t dim = 0; it.is_transposed && dim < it.strides.size(); ++dim) {
     if (it.output_pads[dim].constant() >= it.strides[dim].constant()) return false;
   }

@@ -22,8 +22,11 @@ struct Convolution {
   bool is_of_volumes() const { return pads.size() > 2; }
   // Whether it convolves each channel of images by itself, into one channel.
   bool is_depthwise() const;
-  // Whether no window lies in the padding alone, which is not worth a case in the kernels.
+  // Whether pads are at most what a window reaches over beside its first pixel; more is not worth a
+  // case in the kernels.
   bool pads_within_windows() const;
+  // Whether the bias, if there is one, has its numbers side by side.
+  bool has_plain_bias() const { return bias == nullptr || !bias->type.strides; }
   // Whether windows have this size along all dims.
   bool has_windows_of(int64_t size) const;
 };

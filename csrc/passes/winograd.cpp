@@ -8,8 +8,8 @@
 //   dbias = ReduceSum(dy)
 //
 // where dx has the weight turned by half a turn. Declines where little would be saved
-// (suits_winograd), and row-major images, whose channels are apart. PyTorch computes what it
-// declines.
+// (suits_winograd), row-major images, whose channels are apart, and biases that are views of
+// others. PyTorch computes what it declines.
 
 #include "ir/edit.h"
 #include "passes/context.h"
@@ -55,7 +55,7 @@ class Rewriter {
 
   // Forgets results that cannot be computed in the layouts that the operands have.
   void keep_layouts(Convolution& found) const {
-    if (!is_last(found.y) || !is_last(found.x)) found.y = nullptr;
+    if (!is_last(found.y) || !is_last(found.x) || !found.has_plain_bias()) found.y = nullptr;
     if (!is_last(found.dx) || !is_last(found.gradient)) found.dx = nullptr;
     if (!is_last(found.dweight) || !is_last(found.x) || !is_last(found.gradient)) {
       found.dweight = nullptr;

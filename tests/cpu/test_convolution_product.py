@@ -342,6 +342,31 @@ def test_few_channels_and_short_floats_are_left_to_onednn() -> None:
     assert count(short, torch.randn(2, 3, 14, 18, dtype=torch.bfloat16)) == 0
 
 
+@pytest.mark.parametrize("stride", [1, 2], ids=["Winograd", "product"])
+@pytest.mark.usefixtures("few_registers")
+def test_weights_and_biases_that_are_views(stride: int) -> None:
+    torch.manual_seed(0)
+    x = last(torch.randn(2, 16, 19, 20))
+    wide, biases = torch.randn(32, 16, 3, 5), torch.randn(32, 2)
+    weights = [
+        wide[..., 1:4],
+        torch.randn(32, 16, 3, 3).mT,
+        torch.randn(32, 16, 1, 3).expand(32, 16, 3, 3),
+    ]
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return nn.functional.conv2d(x, weight, bias, stride=stride).relu()
+
+    compiled = torch.compile(run, backend="ort")
+    for weight in weights:
+        for bias in (biases[:, 0], torch.randn(1).expand(32)):
+            assert_near(
+                compiled(x, weight, bias),
+                run(x.double(), weight.double(), bias.double()),
+                atol=2e-5,
+            )
+
+
 @pytest.mark.usefixtures("many_registers")
 def test_processors_with_faster_kernels_leave_them_to_onednn() -> None:
     assert count(Network(), torch.randn(2, 3, 14, 18)) == 0
