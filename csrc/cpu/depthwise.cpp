@@ -27,7 +27,7 @@ namespace {
 constexpr int64_t kWorkPerThread = 1 << 16;  // in multiplications
 // Threads divide images, groups of blocks of channels, and parts of rows. Of each pixel as many
 // cache lines are read at once as there are blocks in a group.
-constexpr int64_t kUnitsOfThread = 4, kMostBlocks = 8;
+constexpr int64_t kUnitsOfThread = 4, kMostBlocks = 8, kLeastColumns = 32;
 // So many parts are enough for the threads of any processor, and few enough to be added up.
 constexpr int64_t kMostParts = 64;
 
@@ -95,22 +95,25 @@ class DepthwiseConvolution final : public Kernel {
     const int64_t wanted = ceil_div(kUnitsOfThread * num_threads(), it_.batch);
     const int64_t groups = std::clamp(wanted, ceil_div(blocks_, kMostBlocks), blocks_);
     const int64_t parts = std::clamp<int64_t>(wanted / groups, 1, to_.rows);
-    const int64_t units = it_.batch * groups * parts;
+    // Images of one row are cut along it.
+    const int64_t cuts =
+        std::clamp<int64_t>(wanted / (groups * parts), 1, ceil_div(to_.columns, kLeastColumns));
+    const int64_t units = it_.batch * groups * parts * cuts;
     const auto* image = static_cast<const T*>(inputs[0]);
     const T* const packed = pack(static_cast<const T*>(inputs[1]),
                                  has_bias_ ? static_cast<const T*>(inputs[2]) : nullptr);
     auto* result = static_cast<T*>(outputs[0]);
     const int64_t work =
         ceil_div(it_.batch * to_.rows * to_.columns * it_.num_taps() * it_.channels, units);
-    parallel_for(0, units, std::max<int64_t>(1, kWorkPerThread / work),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t at = begin; at < end; ++at) {
-                     const int64_t part = at % parts, group = at / parts % groups;
-                     convolve(image, packed, result, at / parts / groups,
-                              {blocks_ * group / groups, blocks_ * (group + 1) / groups},
-                              {to_.rows * part / parts, to_.rows * (part + 1) / parts});
-                   }
-                 });
+    parallel_for(
+        0, units, std::max<int64_t>(1, kWorkPerThread / work), [&](int64_t begin, int64_t end) {
+          for (int64_t at = begin; at < end; ++at) {
+            const int64_t part = at / cuts % parts, group = at / cuts / parts % groups;
+            convolve(image, packed, result, at / cuts / parts / groups,
+                     {blocks_ * group / groups, blocks_ * (group + 1) / groups},
+                     {to_.rows * part / parts, to_.rows * (part + 1) / parts}, {at % cuts, cuts});
+          }
+        });
   }
 
  private:
@@ -164,9 +167,18 @@ class DepthwiseConvolution final : public Kernel {
     return packed;
   }
 
+  // One of several parts of each row.
+  struct Cut {
+    int64_t index, count;
+    Range places(const Phase& phase) const {
+      const int64_t all = phase.reach.places;
+      return {all * index / count, all * (index + 1) / count};
+    }
+  };
+
   // Computes rows of the result of one image, for some blocks of channels.
-  void convolve(const T* image, const T* packed, T* result, int64_t n, Range blocks,
-                Range to_rows) const {
+  void convolve(const T* image, const T* packed, T* result, int64_t n, Range blocks, Range to_rows,
+                const Cut& cut) const {
     const int64_t first = blocks.begin * kDepthwiseChannels;
     const int64_t channels = std::min(blocks.end * kDepthwiseChannels, it_.channels) - first;
     packed += blocks.begin * size_of_block();
@@ -185,16 +197,17 @@ class DepthwiseConvolution final : public Kernel {
       for (const Phase& phase : phases_) {
         T* const to = result + y * to_.strides[2] + phase.reach.first * to_.strides[3];
         if (phase.has_windows) {
-          compute_windows(phase, rows, taps, packed, to, channels);
+          compute_windows(phase, cut.places(phase), rows, taps, packed, to, channels);
         } else {
-          compute_places(phase, rows, taps, packed, to, channels);
+          compute_places(phase, cut.places(phase), rows, taps, packed, to, channels);
         }
       }
     }
   }
 
-  // Computes a row of a phase. `rows` begin where the image and the taps do, and `taps` is memory.
-  void compute_windows(const Phase& phase, const std::vector<DepthwiseTap<T>>& rows,
+  // Computes places of a row of a phase. `rows` begin where the image and the taps do, and `taps`
+  // is memory.
+  void compute_windows(const Phase& phase, Range places, const std::vector<DepthwiseTap<T>>& rows,
                        std::vector<DepthwiseTap<T>>& taps, const T* packed, T* to,
                        int64_t channels) const {
     const Reach& reach = phase.reach;
@@ -204,15 +217,15 @@ class DepthwiseConvolution final : public Kernel {
       taps.push_back({row.image, row.weights + columns[0].index * kDepthwiseChannels});
     }
     const int64_t between = columns.size() > 1 ? columns[1].index - columns[0].index : 0;
-    kernels_.depthwise_windows({.result = to,
+    kernels_.depthwise_windows({.result = to + places.begin * reach.apart * to_.strides[3],
                                 .result_step = reach.apart * to_.strides[3],
-                                .places = reach.places,
+                                .places = places.end - places.begin,
                                 .channels = channels,
                                 .rows = taps.data(),
                                 .num_rows = static_cast<int64_t>(taps.size()),
                                 .taps = static_cast<int64_t>(columns.size()),
                                 .stride = reach.step,
-                                .origin = columns[0].begin,
+                                .origin = columns[0].begin + places.begin * reach.step,
                                 .pixels = from_.columns,
                                 .pixel_step = from_.strides[3],
                                 .tap_step = between * kDepthwiseChannels,
@@ -221,7 +234,7 @@ class DepthwiseConvolution final : public Kernel {
   }
 
   // The same for columns that are apart. Places of which taps are outside are summed one by one.
-  void compute_places(const Phase& phase, const std::vector<DepthwiseTap<T>>& rows,
+  void compute_places(const Phase& phase, Range places, const std::vector<DepthwiseTap<T>>& rows,
                       std::vector<DepthwiseTap<T>>& taps, const T* packed, T* to,
                       int64_t channels) const {
     const Reach& reach = phase.reach;
@@ -245,9 +258,11 @@ class DepthwiseConvolution final : public Kernel {
                                  .bias = packed + it_.num_taps() * kDepthwiseChannels,
                                  .block_step = size_of_block()});
     };
-    for (int64_t p = 0; p < phase.inner.begin; ++p) compute(p, p + 1);
-    if (phase.inner.begin < phase.inner.end) compute(phase.inner.begin, phase.inner.end);
-    for (int64_t p = phase.inner.end; p < reach.places; ++p) compute(p, p + 1);
+    const int64_t begin = std::clamp(phase.inner.begin, places.begin, places.end);
+    const int64_t end = std::clamp(phase.inner.end, begin, places.end);
+    for (int64_t p = places.begin; p < begin; ++p) compute(p, p + 1);
+    if (begin < end) compute(begin, end);
+    for (int64_t p = end; p < places.end; ++p) compute(p, p + 1);
   }
 
   const Kernels<T>& kernels_;

@@ -32,6 +32,9 @@ CASES = {
     "3x3, every other pixel": ((2, 48, 12, 22), (3, 3), (2, 2), (1, 1), (1, 1)),
     "5x5, every other pixel": ((2, 20, 13, 41), (5, 5), (2, 2), (2, 2), (1, 1)),
     "7x7, every other pixel": ((1, 16, 15, 43), (7, 7), (2, 2), (3, 3), (1, 1)),
+    "one row": ((1, 20, 1, 300), (1, 5), (1, 1), (0, 2), (1, 1)),
+    "one row, with many taps": ((2, 7, 1, 150), (1, 31), (1, 2), (0, 15), (1, 1)),
+    "pads wider than windows": ((2, 16, 13, 70), (3, 3), (1, 1), (6, 9), (3, 5)),
     "one pixel": ((16, 128, 1, 1), (7, 7), (1, 1), (3, 3), (1, 1)),
     "more taps than a register holds": ((2, 3, 30, 31), (9, 11), (3, 2), (5, 6), (1, 1)),
     "one channel": ((2, 1, 6, 6), (4, 4), (1, 1), (1, 1), (1, 1)),
@@ -296,7 +299,13 @@ def test_a_gradient_that_is_not_finite_reaches_its_taps(name: str, number: float
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", ["7x7", "some channels of a block", "stride", "one pixel"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "7x7", "some channels of a block", "stride", "one pixel", "one row",
+        "one row, with many taps",
+    ],
+)  # fmt: skip
 def test_convolutions_with_any_number_of_threads(name: str) -> None:
     dy, x = numbers(name, torch.float32)
     weight, bias = weight_of(name, torch.float32)
