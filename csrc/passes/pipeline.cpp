@@ -133,8 +133,6 @@ const std::vector<Pass>& pipeline() {
       {.name = "find_clusters", .run = find_clusters, .is_on_request = true},
       // before replay_views, which gives each half views of its own; before channels_last
       {.name = "instance_norms", .run = instance_norms, .rounds_elsewhere = true},
-      // after instance_norms, which makes norms of images of what hides them; before channels_last
-      {.name = "widen_convolutions", .run = widen_convolutions},
       // after merge_equal; before recompute_tagged and replay_views, which copy nodes that it looks
       // for from the forward into the backward half; its kernel rounds only results
       {.name = "fuse_attention",
@@ -156,6 +154,9 @@ const std::vector<Pass>& pipeline() {
        .writes_engine_ops = true,
        .only_with = "chunk_losses"},
       {.name = "recompute_tagged", .run = recompute_tagged, .moves_border = true},
+      // after instance_norms, which finds images of norms, and all that look for tensors of three
+      // dims, such as those of attention; before channels_last
+      {.name = "widen_convolutions", .run = widen_convolutions, .rounds_elsewhere = true},
       // after recompute_tagged, which goes by the tags of captured nodes; before replay_views: it
       // makes views that both halves read
       {.name = "channels_last",

@@ -70,6 +70,14 @@ enum class Kind {
   kUnsqueeze,  // and the other way round
 };
 
+bool is_output(const Value& value) {
+  return std::any_of(value.uses.begin(), value.uses.end(),
+                     [](const ir::Use& use) { return use.node == nullptr; });
+}
+
+// Whether operands of fewer or other dims are repeated.
+bool broadcasts(Kind kind) { return kind == Kind::kPointwise || kind == Kind::kExpand; }
+
 bool makes_view(Kind kind) {
   return kind == Kind::kExpand || kind == Kind::kSlice || kind == Kind::kSqueeze;
 }
@@ -104,6 +112,15 @@ bool knows_ints(const Node& node, std::initializer_list<size_t> slots) {
   });
 }
 
+// Whether a Slice has positive steps, so that it is a view.
+bool goes_forward(const Node& node) {
+  if (!ops::has_input(node, 4)) return true;
+  if (!ops::has_known_ints(node.inputs[4])) return false;
+  const Shape steps = ops::known_ints(node.inputs[4]);
+  return std::all_of(steps.begin(), steps.end(),
+                     [](const Dim& step) { return step.is_constant() && step.constant() > 0; });
+}
+
 // Whether all operands of a point-wise node broadcast to its images by their last dims.
 bool has_operands(const Node& node) {
   return std::all_of(node.inputs.begin(), node.inputs.end(), [](const Value* value) {
@@ -134,12 +151,16 @@ Kind kind_of_image(const Node& node) {
   if (is("Unsqueeze")) return is_of_rows(node) ? Kind::kUnsqueeze : Kind::kNone;
   if (is("Expand")) return Kind::kExpand;
   if (is("Concat")) return Kind::kConcat;
-  if (is("Slice")) return knows_ints(node, {3}) ? Kind::kSlice : Kind::kNone;
+  if (is("Slice")) return knows_ints(node, {3}) && goes_forward(node) ? Kind::kSlice : Kind::kNone;
   if (is("Pad")) {
-    const bool knows = knows_ints(node, {1}) && !ops::has_input(node, 3);
+    const bool knows = knows_ints(node, {1}) && !ops::has_input(node, 3) &&
+                       ops::known_ints(node.inputs[1]).size() == 2 * kRank;
     return knows ? Kind::kPad : Kind::kNone;
   }
-  if (kind == ops::aten::kSliceBackward) return Kind::kSliceBackward;
+  if (kind == ops::aten::kSliceBackward) {
+    const bool knows = ir::ints_attr(node.attrs, "input_sizes", {}).size() == kRank;
+    return knows ? Kind::kSliceBackward : Kind::kNone;
+  }
   if (kind == ops::aten::kGlu || kind == ops::aten::kGluBackward) return Kind::kGlu;
   switch (ops::image_form(node).kind) {
     case ops::ImageForm::Kind::kPointwise:
@@ -204,6 +225,12 @@ class Widener {
       if (is_image(node.inputs[i])) found.push_back(node.inputs[i]);
     }
     const bool reads = !found.empty() || kind == Kind::kSqueeze || kind == Kind::kExpand;
+    if (broadcasts(kind) && is_image(node.outputs[0])) {
+      // Operands that are repeated connect nothing: a mask may also be one of attention.
+      const Shape& shape = *node.outputs[0]->type.shape;
+      std::erase_if(found, [&](const Value* each) { return !(*each->type.shape == shape); });
+    }
+    if (kind == Kind::kUnsqueeze && is_output(*node.outputs[0])) return std::nullopt;
     for (const Value* output : node.outputs) {
       if (output == nullptr || !output->type.is_known()) continue;
       // Kernels that give an image the strides of an operand may do so for other dims.
@@ -271,9 +298,8 @@ class Widener {
       if (input == nullptr || !input->type.shape) continue;
       const size_t rank = input->type.shape->size();
       // Other operands of fewer dims are numbers of channels, or of no images.
-      const bool broadcasts = kind == Kind::kPointwise || kind == Kind::kExpand;
       if (rank == kRank) input = widen(*input, node);
-      if (rank == kRank - 1 && broadcasts) {
+      if (rank == kRank - 1 && broadcasts(kind)) {
         input = write.make("Unsqueeze", {input, write.ints({Dim(1)})});
       }
     }
@@ -298,7 +324,7 @@ class Widener {
           axes.push_back(widen_axis(node, axis));
         }
         inputs[3] = write.ints(axes);
-        types = {Type()};  // a view, whose strides are inferred
+        types = {sliced_type(node, *inputs[0], axes)};
         break;
       }
       case Kind::kSliceBackward:
@@ -319,7 +345,6 @@ class Widener {
     }
     Node& made = write.copy(node, std::move(inputs), types);
     made.attrs = std::move(attrs);
-    if (kind == Kind::kSlice) ops::infer_types(made);
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       Value* old = node.outputs[i];
       if (old == nullptr || old->uses.empty()) continue;
@@ -338,6 +363,19 @@ class Widener {
     if (output == nullptr) return {};
     return is_image(output) ? ops::with_shape(output->type, widen_shape(*output->type.shape))
                             : output->type;
+  }
+
+  // A view of the image with a row. Its sizes may be expressions that no rule would infer again.
+  static Type sliced_type(const Node& node, const Value& image, const Shape& axes) {
+    Shape strides = ops::strides_of(image.type);
+    if (ops::has_input(node, 4)) {
+      const Shape steps = ops::known_ints(node.inputs[4]);
+      for (size_t i = 0; i < axes.size(); ++i) {
+        Dim& stride = strides[axes[i].constant()];
+        stride = ops::times(stride, steps[i]);
+      }
+    }
+    return ops::view_type(image.type, widen_shape(*node.outputs[0]->type.shape), strides);
   }
 
   // What a convolution says of its one dim.

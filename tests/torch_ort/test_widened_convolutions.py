@@ -216,6 +216,69 @@ def test_a_convolution_whose_image_a_branch_reads() -> None:
             assert_near(compiled(x, weight, more), want, atol=2e-5)
 
 
+def test_cuts_at_expressions_of_sizes() -> None:
+    torch.manual_seed(0)
+    weights = [torch.randn(16, 16, 3, requires_grad=True) for _ in range(2)]
+    exact = [each.detach().double().requires_grad_() for each in weights]
+
+    def run(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        y = functional.conv1d(x, first).relu()[:, :, : x.shape[2] // 2 + 1]
+        return functional.conv1d(y, second)[..., 1::2]
+
+    compiled = torch.compile(run, backend="ort", dynamic=True)
+    for length in (19, 12, 30):
+        x = torch.randn(2, 16, length)
+        results = [(compiled, x, weights), (run, x.double(), exact)]
+        for call, image, given in results:
+            call(image, *given).square().mean().backward()
+        for got, want in zip(weights, exact, strict=True):
+            assert_near(got.grad, want.grad, rtol=1e-5, atol=1e-5 * float(want.grad.abs().max()))
+
+
+def test_eagers_bits_without_own_kernels() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 200, 64), torch.randn(64, 64, 3)
+
+    def run(x: Tensor, weight: Tensor) -> Tensor:
+        return functional.conv1d(x.transpose(1, 2), weight, padding=1).relu()
+
+    given = [[each.clone().requires_grad_() for each in (x, weight)] for _ in range(2)]
+    compiled = torch.compile(run, backend="ort", options={"enable_compute_optimizer": False})
+    got, want = compiled(*given[0]), run(*given[1])
+    assert torch.equal(got, want)
+    got.sum().backward()
+    want.sum().backward()
+    for mine, theirs in zip(*given, strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
+class Masked(nn.Module):
+    """Attention and convolutions of one text, with one mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+        self.first, self.last = nn.Conv1d(16, 24, 3, padding=1), nn.Conv1d(24, 16, 1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.project(x).chunk(3, -1)
+        scores = (q @ k.mT * 0.25).masked_fill(mask == 0, -1e9)
+        x = (x + scores.softmax(-1) @ v).transpose(1, 2)
+        return self.last(self.first(x).relu().masked_fill(mask == 0, 0.0))
+
+
+def test_a_mask_that_attention_shares() -> None:
+    torch.manual_seed(0)
+    model, x = Masked(), torch.randn(2, 12, 16)
+    mask = (torch.arange(12) < torch.tensor([[9], [12]])).view(2, 1, 12)
+    exact = copy.deepcopy(model).double()
+    nodes = torch_ort.explain(copy.deepcopy(model), x, mask).graphs[0].nodes
+    assert (nodes["torch_ort.Attention"], nodes["torch_ort.AttentionGrad"]) == (1, 1)
+    torch.compile(model, backend="ort")(x, mask).square().mean().backward()
+    exact(x.double(), mask).square().mean().backward()
+    compare_gradients(model, exact, 4e-6)
+
+
 def test_short_floats_stay_as_they_are() -> None:
     model = Residual().bfloat16()
     graph = torch_ort.explain(model, torch.randn(3, 3, 19, dtype=torch.bfloat16)).graphs[0]
