@@ -37,6 +37,7 @@
 #include <optional>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace torch_ort::passes {
 
@@ -88,9 +89,13 @@ bool has_rank(const Value* value, size_t rank) {
 
 bool is_image(const Value* value) { return has_rank(value, kRank); }
 
+bool knows_ints(const Node& node, size_t slot) {
+  return ops::has_input(node, slot) && ops::has_known_ints(node.inputs[slot]);
+}
+
 // Whether a Squeeze or Unsqueeze is of the axis of rows alone.
 bool is_of_rows(const Node& node) {
-  if (node.inputs.size() < 2 || !ops::has_known_ints(node.inputs[1])) return false;
+  if (!knows_ints(node, 1)) return false;
   const Shape axes = ops::known_ints(node.inputs[1]);
   const auto rank = static_cast<int64_t>(kRank) + 1;
   return axes.size() == 1 && (axes[0] == Dim(kRow) || axes[0] == Dim(kRow - rank));
@@ -106,16 +111,10 @@ Shape widen_shape(Shape shape, const Dim& row = 1) {
   return shape;
 }
 
-bool knows_ints(const Node& node, std::initializer_list<size_t> slots) {
-  return std::all_of(slots.begin(), slots.end(), [&](size_t slot) {
-    return ops::has_input(node, slot) && ops::has_known_ints(node.inputs[slot]);
-  });
-}
-
 // Whether a Slice has positive steps, so that it is a view.
 bool goes_forward(const Node& node) {
   if (!ops::has_input(node, 4)) return true;
-  if (!ops::has_known_ints(node.inputs[4])) return false;
+  if (!knows_ints(node, 4)) return false;
   const Shape steps = ops::known_ints(node.inputs[4]);
   return std::all_of(steps.begin(), steps.end(),
                      [](const Dim& step) { return step.is_constant() && step.constant() > 0; });
@@ -151,9 +150,9 @@ Kind kind_of_image(const Node& node) {
   if (is("Unsqueeze")) return is_of_rows(node) ? Kind::kUnsqueeze : Kind::kNone;
   if (is("Expand")) return Kind::kExpand;
   if (is("Concat")) return Kind::kConcat;
-  if (is("Slice")) return knows_ints(node, {3}) && goes_forward(node) ? Kind::kSlice : Kind::kNone;
+  if (is("Slice")) return knows_ints(node, 3) && goes_forward(node) ? Kind::kSlice : Kind::kNone;
   if (is("Pad")) {
-    const bool knows = knows_ints(node, {1}) && !ops::has_input(node, 3) &&
+    const bool knows = knows_ints(node, 1) && !ops::has_input(node, 3) &&
                        ops::known_ints(node.inputs[1]).size() == 2 * kRank;
     return knows ? Kind::kPad : Kind::kNone;
   }
