@@ -22,31 +22,26 @@ namespace {
 // once, and with fewer of the result most lanes of a vector would be of none.
 constexpr int64_t kLeastChannels = 16;
 
-bool suits(const Convolution& it) {
-  const ir::Shape& weight = *it.weight->type.shape;
-  if (!weight[0].is_constant() || !weight[1].is_constant() || !it.groups.is_constant() ||
+std::optional<ir::Attrs> attrs_of(const Convolution& it) {
+  const ir::Type& weight = it.weight->type;
+  const ir::Dim &rows = (*weight.shape)[0], &channels = (*weight.shape)[1];
+  if (!rows.is_constant() || !channels.is_constant() || !it.groups.is_constant() ||
       it.groups.constant() <= 0) {
-    return false;
+    return std::nullopt;
   }
-  const ir::Type& type = it.weight->type;
-  if ((type.strides && !ops::has_channels_last(type)) || !it.has_plain_bias()) return false;
-  return weight[0].constant() / it.groups.constant() >= kLeastChannels &&
-         weight[1].constant() >= kLeastChannels && region::prefers_own_convolutions(it.x);
+  const bool is_plain = !weight.strides || ops::has_channels_last(weight);
+  const bool is_wide = rows.constant() / it.groups.constant() >= kLeastChannels &&
+                       channels.constant() >= kLeastChannels;
+  if (!is_plain || !it.has_plain_bias() || !is_wide || !region::prefers_own_convolutions(it.x)) {
+    return std::nullopt;
+  }
+  return ir::Attrs{{"groups", it.groups}};
 }
 
 }  // namespace
 
 int convolution_products(ir::Graph& graph, PassContext& context) {
-  int rewrites = 0;
-  const KnownSizes sizes(graph);
-  for (ir::Node& node : graph.nodes) {
-    const std::optional<Convolution> it = find_convolution(node);
-    if (!it || !suits(*it) || !can_convolve(*it, sizes)) continue;
-    if (!context.may_rewrite()) return rewrites;
-    convolve_by(graph, node, *it, "Convolution", {{"groups", it->groups}});
-    ++rewrites;
-  }
-  return rewrites;
+  return convolve_by(graph, context, "Convolution", attrs_of);
 }
 
 }  // namespace torch_ort::passes

@@ -70,6 +70,31 @@ bool is_known_image(const Value* value) {
          ops::is_image_rank(value->type.shape->size());
 }
 
+bool can_convolve(const Convolution& it, const KnownSizes& sizes) {
+  // Neither pixels of a transposed result that no window reaches, nor wider pads are worth a case
+  // in the kernels.
+  for (size_t dim = 0; it.is_transposed && dim < it.strides.size(); ++dim) {
+    if (it.output_pads[dim].constant() >= it.strides[dim].constant()) return false;
+  }
+  return it.x->type.dtype == ir::DType::kFloat && it.weight->type.dtype == ir::DType::kFloat &&
+         it.pads_within_windows() &&
+         is_channels_last(it.y != nullptr ? it.x : it.gradient, sizes) &&
+         is_channels_last(it.y != nullptr ? it.y : it.dx, sizes);
+}
+
+void convolve(Graph& graph, Node& node, const Convolution& it, const char* op, ir::Attrs attrs) {
+  ops::Writer write(graph, &node);
+  std::vector<Value*> operands = {it.y != nullptr ? it.x : it.gradient, it.weight};
+  if (it.bias != nullptr) operands.push_back(it.bias);
+  attrs.insert({{"dilations", it.dilations}, {"pads", it.pads}, {"strides", it.strides}});
+  if ((it.y != nullptr) == it.is_transposed) attrs["transposed"] = Dim(1);
+  Value& result = it.y != nullptr ? *it.y : *it.dx;
+  Value* made = write.make_ours(op, std::move(operands), result.type, std::move(attrs));
+  ir::replace_uses(result, *made, graph);
+  if (it.y != nullptr) return ir::erase(graph, node);
+  compute_what_is_read(graph, node);
+}
+
 }  // namespace
 
 bool Convolution::moves() const {
@@ -152,29 +177,20 @@ Value* sum_pixels(ops::Writer& write, Value& image) {
   return write.reduce("ReduceSum", last, axes, false);
 }
 
-bool can_convolve(const Convolution& it, const KnownSizes& sizes) {
-  // Neither pixels of a transposed result that no window reaches, nor wider pads are worth a case
-  // in the kernels.
-  for (size_t dim = 0; it.is_transposed && dim < it.strides.size(); ++dim) {
-    if (it.output_pads[dim].constant() >= it.strides[dim].constant()) return false;
+int convolve_by(Graph& graph, PassContext& context, const char* op,
+                std::optional<ir::Attrs> (*attrs_of)(const Convolution& it)) {
+  int rewrites = 0;
+  const KnownSizes sizes(graph);
+  for (Node& node : graph.nodes) {
+    const std::optional<Convolution> it = find_convolution(node);
+    if (!it || !can_convolve(*it, sizes)) continue;
+    std::optional<ir::Attrs> attrs = attrs_of(*it);
+    if (!attrs) continue;
+    if (!context.may_rewrite()) return rewrites;
+    convolve(graph, node, *it, op, std::move(*attrs));
+    ++rewrites;
   }
-  return it.x->type.dtype == ir::DType::kFloat && it.weight->type.dtype == ir::DType::kFloat &&
-         it.pads_within_windows() &&
-         is_channels_last(it.y != nullptr ? it.x : it.gradient, sizes) &&
-         is_channels_last(it.y != nullptr ? it.y : it.dx, sizes);
-}
-
-void convolve_by(Graph& graph, Node& node, const Convolution& it, const char* op, ir::Attrs attrs) {
-  ops::Writer write(graph, &node);
-  std::vector<Value*> operands = {it.y != nullptr ? it.x : it.gradient, it.weight};
-  if (it.bias != nullptr) operands.push_back(it.bias);
-  attrs.insert({{"dilations", it.dilations}, {"pads", it.pads}, {"strides", it.strides}});
-  if ((it.y != nullptr) == it.is_transposed) attrs["transposed"] = Dim(1);
-  Value& result = it.y != nullptr ? *it.y : *it.dx;
-  Value* made = write.make_ours(op, std::move(operands), result.type, std::move(attrs));
-  ir::replace_uses(result, *made, graph);
-  if (it.y != nullptr) return ir::erase(graph, node);
-  compute_what_is_read(graph, node);
+  return rewrites;
 }
 
 void compute_what_is_read(Graph& graph, Node& gradient) {

@@ -3,6 +3,7 @@
 
 #include "ir/graph.h"
 #include "ops/writer.h"
+#include "passes/context.h"
 #include "passes/known_sizes.h"
 
 #include <optional>
@@ -42,14 +43,12 @@ bool has_pixels_as_rows(const ir::Type& type);
 
 // The sum over the pixels of a channels-last image.
 ir::Value* sum_pixels(ops::Writer& write, ir::Value& image);
-// Whether kernels of the engine can compute the convolution by its definition, or of a gradient
-// that of the image, which is a convolution in the other direction: it is of float32, and its
-// images are channels-last.
-bool can_convolve(const Convolution& it, const KnownSizes& sizes);
-// Lets such a kernel do it. Its node has the convolution's strides, pads and dilations, `attrs`,
-// and `transposed` in the direction from results to images.
-void convolve_by(ir::Graph& graph, ir::Node& node, const Convolution& it, const char* op,
-                 ir::Attrs attrs);
+// Lets a kernel of the engine compute convolutions by their definition, and of gradients that of
+// the image, which is a convolution in the other direction: of float32, where images are
+// channels-last, and where `attrs_of` gives what the kernel's node says beside strides, pads,
+// dilations and, in the direction from results to images, `transposed`. Returns how many.
+int convolve_by(ir::Graph& graph, PassContext& context, const char* op,
+                std::optional<ir::Attrs> (*attrs_of)(const Convolution& it));
 // Lets the gradient of a convolution compute what is read of it; erases it if that is nothing.
 void compute_what_is_read(ir::Graph& graph, ir::Node& gradient);
 

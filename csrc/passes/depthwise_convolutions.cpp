@@ -19,25 +19,18 @@ namespace {
 // With fewer, most lanes of a vector would be of no channel.
 constexpr int64_t kLeastChannels = 8;
 
-bool suits(const Convolution& it) {
+std::optional<ir::Attrs> attrs_of(const Convolution& it) {
   const ir::Dim& channels = (*it.x->type.shape)[1];
-  return it.is_depthwise() && channels.is_constant() && channels.constant() >= kLeastChannels &&
-         region::prefers_own_convolutions(it.x);
+  const bool suits = it.is_depthwise() && channels.is_constant() &&
+                     channels.constant() >= kLeastChannels &&
+                     region::prefers_own_convolutions(it.x);
+  return suits ? std::optional(ir::Attrs()) : std::nullopt;
 }
 
 }  // namespace
 
 int depthwise_convolutions(ir::Graph& graph, PassContext& context) {
-  int rewrites = 0;
-  const KnownSizes sizes(graph);
-  for (ir::Node& node : graph.nodes) {
-    const std::optional<Convolution> it = find_convolution(node);
-    if (!it || !suits(*it) || !can_convolve(*it, sizes)) continue;
-    if (!context.may_rewrite()) return rewrites;
-    convolve_by(graph, node, *it, "DepthwiseConvolution", {});
-    ++rewrites;
-  }
-  return rewrites;
+  return convolve_by(graph, context, "DepthwiseConvolution", attrs_of);
 }
 
 }  // namespace torch_ort::passes

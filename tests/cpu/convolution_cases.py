@@ -34,6 +34,16 @@ CASES = {
     "no rows": ((2, 8, 6, 6), (0, 1), (3, 3), (1, 1), (1, 1), (1, 1)),
 }  # fmt: skip
 
+# Attributes that do not fit the operands of "3x3", and the words of the error behind the op's name.
+UNFIT = [
+    ({"strides": (2, 2)}, "the operands do not fit together"),
+    ({"pads": (1,)}, "pads: got 1 numbers, want 2"),
+    ({"strides": (0, 1)}, "strides: got 0, want 1 to 1048576"),
+    ({"pads": (4, 1)}, "pads: got 4, want at most the 3 pixels that a window reaches over"),
+    ({"groups": 0}, "groups: got 0 for 16 channels, 24 rows, and weights of 16"),
+    ({"groups": 2}, "groups: got 2 for 16 channels, 24 rows, and weights of 16"),
+]
+
 
 def numbers(case: tuple, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Return a gradient of the result and an image, both channels-last."""

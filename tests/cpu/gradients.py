@@ -61,3 +61,15 @@ def compare_at_sizes(model: nn.Module, sizes: Sequence[Sequence[int]], atol: flo
         compiled(x).square().mean().backward()
         exact(x.double()).square().mean().backward()
         compare_gradients(model, exact, atol)
+
+
+def compare_two_calls(model: nn.Module, size: Sequence[int]) -> None:
+    """Compare the gradients of two calls, both of which are alive before the first backward."""
+    exact = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ort")
+    batches = [torch.randn(size) for _ in range(2)]
+    for call, to in ((compiled, torch.float32), (exact, torch.float64)):
+        results = [call(x.to(to)).square().mean() for x in batches]
+        for result in reversed(results):
+            result.backward()
+    compare_gradients(model, exact, 8e-6)

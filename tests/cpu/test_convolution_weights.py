@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import torch_ort
-from tests.cpu.convolution_cases import CASES, any_case, numbers, settings_text
+from tests.cpu.convolution_cases import CASES, UNFIT, any_case, numbers, settings_text
 from tests.cpu.gradients import (
     assert_same_bits_for_any_threads,
     compare_at_sizes,
@@ -103,21 +103,10 @@ def test_same_bits_for_any_number_of_threads(name: str) -> None:
     assert_same_bits_for_any_threads(lambda: [kernel(CASES[name], dy, x)])
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"strides": (2, 2)}, "ConvolutionWeightGrad: the operands do not fit together"),
-        ({"pads": (1,)}, "ConvolutionWeightGrad: pads: got 1 numbers, want 2"),
-        ({"strides": (0, 1)}, "ConvolutionWeightGrad: strides: got 0, want 1 to 1048576"),
-        ({"pads": (4, 1)}, "pads: got 4, want at most the 3 pixels that a window reaches over"),
-        ({"groups": 0}, "groups: got 0 for 16 channels, 24 rows, and weights of 16"),
-        ({"groups": 2}, "groups: got 2 for 16 channels, 24 rows, and weights of 16"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("change", "words"), UNFIT, ids=str)
 def test_nodes_that_do_not_fit_their_operands(change: dict, words: str) -> None:
     dy, x = numbers(CASES["3x3"])
-    with pytest.raises(_C.InternalError, match=words):
+    with pytest.raises(_C.InternalError, match=f"^ConvolutionWeightGrad: {words}"):
         kernel(CASES["3x3"], dy, x, **change)
 
 

@@ -18,6 +18,7 @@ from tests.cpu.gradients import (
     assert_same_bits_for_any_threads,
     compare_at_sizes,
     compare_gradients,
+    compare_two_calls,
     last,
     last_strides,
 )
@@ -369,15 +370,7 @@ def test_frozen_weights_and_images_that_need_gradients() -> None:
 
 def test_two_calls_alive_at_once() -> None:
     torch.manual_seed(0)
-    model = network()
-    exact = copy.deepcopy(model).double()
-    compiled = torch.compile(model, backend="ort")
-    batches = [torch.randn(4, 3, 16, 15) for _ in range(2)]
-    for call, to in ((compiled, torch.float32), (exact, torch.float64)):
-        results = [call(x.to(to)).square().mean() for x in batches]
-        for result in reversed(results):
-            result.backward()
-    compare_gradients(model, exact, 8e-6)
+    compare_two_calls(network(), (4, 3, 16, 15))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
