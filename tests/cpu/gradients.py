@@ -73,3 +73,31 @@ def compare_two_calls(model: nn.Module, size: Sequence[int]) -> None:
         for result in reversed(results):
             result.backward()
     compare_gradients(model, exact, 8e-6)
+
+
+def compare_training(model: nn.Module, x: Tensor, atol: float) -> None:
+    """Compare results and gradients of three steps; `atol` is of the first one's gradients."""
+    exact = copy.deepcopy(model).double()
+    compiled = torch.compile(model, backend="ort")
+    mine, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, exact))
+    for step in range(3):
+        y, want = compiled(x), exact(x.double())
+        assert_near(y.detach(), want.detach(), atol=1e-5 * (step + 1))
+        y.square().mean().backward()
+        want.square().mean().backward()
+        compare_gradients(model, exact, atol * (step + 1))
+        for optimizer in (mine, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def compare_frozen(model: nn.Module, x: Tensor, layers: Sequence[nn.Module], atol: float) -> None:
+    """Compare gradients, of the image too, where the weights of some layers need none."""
+    for layer in layers:
+        layer.weight.requires_grad_(False)
+    exact = copy.deepcopy(model).double()
+    mine, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
+    torch.compile(model, backend="ort")(mine).square().mean().backward()
+    exact(theirs).square().mean().backward()
+    compare_gradients(model, exact, atol)
+    assert_near(mine.grad, theirs.grad, atol=atol)

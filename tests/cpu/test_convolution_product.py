@@ -16,7 +16,8 @@ from tests.cpu.convolution_cases import CASES, UNFIT, any_case, numbers, setting
 from tests.cpu.gradients import (
     assert_same_bits_for_any_threads,
     compare_at_sizes,
-    compare_gradients,
+    compare_frozen,
+    compare_training,
     compare_two_calls,
     last,
     last_strides,
@@ -253,20 +254,9 @@ def test_training(bias: bool, wide: bool) -> None:
     model, x = Network(bias), torch.randn(2, 3, 14, 18)
     if wide:
         model.to(memory_format=torch.channels_last)
-    exact = copy.deepcopy(model).double()
     # Four layers, forward and back.
     assert count(model, x) == 8
-    compiled = torch.compile(model, backend="ort")
-    mine, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, exact))
-    for step in range(3):
-        y, want = compiled(x), exact(x.double())
-        assert_near(y.detach(), want.detach(), atol=1e-5 * (step + 1))
-        y.square().mean().backward()
-        want.square().mean().backward()
-        compare_gradients(model, exact, 4e-6 * (step + 1))
-        for optimizer in (mine, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
+    compare_training(model, x, 4e-6)
 
 
 @pytest.mark.usefixtures("few_registers")
@@ -287,14 +277,7 @@ def test_training_of_volumes() -> None:
 def test_frozen_weights_and_images_that_need_gradients() -> None:
     torch.manual_seed(0)
     model, x = Network(), torch.randn(2, 3, 14, 18)
-    for layer in (model.halve, model.up):
-        layer.weight.requires_grad_(False)
-    exact = copy.deepcopy(model).double()
-    mine, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
-    torch.compile(model, backend="ort")(mine).square().mean().backward()
-    exact(theirs).square().mean().backward()
-    compare_gradients(model, exact, 4e-6)
-    assert_near(mine.grad, theirs.grad, atol=4e-6)
+    compare_frozen(model, x, [model.halve, model.up], 4e-6)
 
 
 @pytest.mark.usefixtures("few_registers")

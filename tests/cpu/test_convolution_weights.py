@@ -17,6 +17,7 @@ from tests.cpu.gradients import (
     assert_same_bits_for_any_threads,
     compare_at_sizes,
     compare_gradients,
+    compare_training,
     last_strides,
 )
 from tests.cpu.regions import ISAS, assert_near, crossed, read, run, type_text
@@ -151,20 +152,9 @@ def num_kernels(model: nn.Module, x: Tensor) -> int:
 def test_training(bias: bool) -> None:
     torch.manual_seed(0)
     model, x = network(bias), torch.randn(2, 3, 14, 13)
-    exact = copy.deepcopy(model).double()
     # Images of three channels, and windows of one pixel, are left to oneDNN.
     assert num_kernels(model, x) == 2
-    compiled = torch.compile(model, backend="ort")
-    mine, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, exact))
-    for step in range(3):
-        y, want = compiled(x), exact(x.double())
-        assert_near(y.detach(), want.detach(), atol=1e-5 * (step + 1))
-        y.square().mean().backward()
-        want.square().mean().backward()
-        compare_gradients(model, exact, 3e-6 * (step + 1))
-        for optimizer in (mine, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
+    compare_training(model, x, 3e-6)
 
 
 @pytest.mark.parametrize("bias", [False, True])

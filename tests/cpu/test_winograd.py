@@ -17,7 +17,9 @@ import torch_ort
 from tests.cpu.gradients import (
     assert_same_bits_for_any_threads,
     compare_at_sizes,
+    compare_frozen,
     compare_gradients,
+    compare_training,
     compare_two_calls,
     last,
     last_strides,
@@ -325,20 +327,9 @@ def test_training(bias: bool, registers: str, request: pytest.FixtureRequest) ->
     request.getfixturevalue(registers)
     torch.manual_seed(0)
     model, x = network(bias), torch.randn(4, 3, 16, 15)
-    exact = copy.deepcopy(model).double()
     # Three layers are wide enough, each forward and back.
     assert count(model, x) == (6, 3)
-    compiled = torch.compile(model, backend="ort")
-    mine, theirs = (torch.optim.SGD(each.parameters(), 0.1) for each in (model, exact))
-    for step in range(3):
-        y, want = compiled(x), exact(x.double())
-        assert_near(y.detach(), want.detach(), atol=1e-5 * (step + 1))
-        y.square().mean().backward()
-        want.square().mean().backward()
-        compare_gradients(model, exact, 4e-6 * (step + 1))
-        for optimizer in (mine, theirs):
-            optimizer.step()
-            optimizer.zero_grad()
+    compare_training(model, x, 4e-6)
 
 
 def test_an_ortmodule_trains_the_same() -> None:
@@ -358,14 +349,7 @@ def test_other_sizes_of_images_and_batches() -> None:
 def test_frozen_weights_and_images_that_need_gradients() -> None:
     torch.manual_seed(0)
     model, x = network(), torch.randn(4, 3, 16, 15)
-    for layer in (model[2], model[5]):
-        layer.weight.requires_grad_(False)
-    exact = copy.deepcopy(model).double()
-    mine, theirs = x.clone().requires_grad_(), x.double().requires_grad_()
-    torch.compile(model, backend="ort")(mine).square().mean().backward()
-    exact(theirs).square().mean().backward()
-    compare_gradients(model, exact, 4e-6)
-    assert_near(mine.grad, theirs.grad, atol=4e-6)
+    compare_frozen(model, x, [model[2], model[5]], 4e-6)
 
 
 def test_two_calls_alive_at_once() -> None:
