@@ -76,6 +76,22 @@ Convolution::Convolution(const ir::Node& node, const region::Layout& of_result,
   image_strides = pixel_strides(of_image);
 }
 
+int64_t Convolution::read_groups(const ir::Node& node, const region::Layout& weight) const {
+  const int64_t groups = ir::int_attr(node.attrs, "groups", 1);
+  ORT_CHECK(groups > 0 && channels % groups == 0 && rows % groups == 0 &&
+                weight.sizes[1] == channels / groups,
+            node.op.name, ": groups: got ", groups, " for ", channels, " channels, ", rows,
+            " rows, and weights of ", weight.sizes[1]);
+  return groups;
+}
+
+void check_bias(const ir::Node& node, const region::Layout& bias, ir::DType dtype, int64_t channels,
+                bool wants_rows) {
+  ORT_CHECK(bias.sizes == std::vector<int64_t>{channels} && bias.dtype == dtype &&
+                (!wants_rows || region::lies_by_rows(bias)),
+            node.op.name, ": got a bias of another size than that of ", channels, " channels");
+}
+
 std::vector<Reach> reaches_of(const Convolution& it, size_t dim, bool is_transposed) {
   const int64_t stride = it.stride[dim], size = is_transposed ? it.image[dim] : it.result[dim];
   std::vector<Reach> all;

@@ -29,6 +29,9 @@ struct Convolution {
   // From one image, plane, row and column to the next.
   std::array<int64_t, 4> gradient_strides{}, image_strides{};
 
+  // The groups that a node says, for a weight [rows, channels of a group, ...]. Throws
+  // InternalError if they do not divide its channels and rows.
+  int64_t read_groups(const ir::Node& node, const region::Layout& weight) const;
   int64_t num_taps() const { return window[0] * window[1] * window[2]; }
   // "8 x 8", of volumes "4 x 8 x 8".
   std::string text(const std::array<int64_t, 3>& sizes) const;
@@ -51,6 +54,10 @@ std::vector<Reach> reaches_of(const Convolution& it, size_t dim, bool is_transpo
 // The strides of images, planes, rows and columns of pixels: of all dims but the channels. Where a
 // tensor has no planes, that of planes is 0.
 std::array<int64_t, 4> pixel_strides(const region::Layout& layout);
+// Throws InternalError if a bias has not the dtype and a number for each of the channels of a
+// node's result, or, where a kernel wants that, not side by side.
+void check_bias(const ir::Node& node, const region::Layout& bias, ir::DType dtype, int64_t channels,
+                bool wants_rows);
 // Whether the channels of an image lie side by side.
 bool is_side_by_side(const region::Layout& layout);
 

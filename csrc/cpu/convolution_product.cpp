@@ -132,14 +132,10 @@ class ConvolutionProduct final : public Kernel {
       : kernels_(kernels<T>(isa_of(bound))),
         is_transposed_(ir::int_attr(bound.node.attrs, "transposed", 0) != 0),
         has_bias_(bound.inputs.size() > 2),
-        groups_(ir::int_attr(bound.node.attrs, "groups", 1)),
         it_(bound.node, is_transposed_ ? bound.inputs.at(0) : bound.outputs.at(0),
-            is_transposed_ ? bound.outputs.at(0) : bound.inputs.at(0), bound.inputs.at(1)) {
+            is_transposed_ ? bound.outputs.at(0) : bound.inputs.at(0), bound.inputs.at(1)),
+        groups_(it_.read_groups(bound.node, bound.inputs.at(1))) {
     const Layout& weight = bound.inputs[1];
-    ORT_CHECK(groups_ > 0 && it_.channels % groups_ == 0 && it_.rows % groups_ == 0 &&
-                  weight.sizes[1] == it_.channels / groups_,
-              "Convolution: groups: got ", groups_, " for ", it_.channels, " channels, ", it_.rows,
-              " rows, and weights of ", weight.sizes[1]);
     const std::array<int64_t, 4> strides = pixel_strides(weight);
     row_stride_ = strides[0];
     channel_stride_ = weight.strides[1];
@@ -150,11 +146,7 @@ class ConvolutionProduct final : public Kernel {
     to_ = is_transposed_ ? Side{it_.image, it_.image_strides, weight.sizes[1]}
                          : Side{it_.result, it_.gradient_strides, it_.rows / groups_};
     if (has_bias_) {
-      const Layout& bias = bound.inputs[2];
-      ORT_CHECK(bias.sizes == std::vector<int64_t>{to_.channels * groups_} &&
-                    bias.dtype == weight.dtype && lies_by_rows(bias),
-                "Convolution: got a bias of another size than that of ", to_.channels * groups_,
-                " channels");
+      check_bias(bound.node, bound.inputs[2], weight.dtype, to_.channels * groups_, true);
     }
     most_of_block_ = std::max(caches().second_level, kLeastCache) / kPartOfCache /
                      static_cast<int64_t>(sizeof(T));
@@ -428,8 +420,8 @@ class ConvolutionProduct final : public Kernel {
 
   const Kernels<T>& kernels_;
   const bool is_transposed_, has_bias_;
-  const int64_t groups_;
   const Convolution it_;
+  const int64_t groups_;
   int64_t row_stride_ = 0, channel_stride_ = 0, tap_stride_ = 0;  // of the weight
   Side from_, to_;
   int64_t most_of_block_ = 0;  // numbers of the weight

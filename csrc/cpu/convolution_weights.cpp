@@ -38,12 +38,8 @@ class ConvolutionWeightGrad final : public Kernel {
   explicit ConvolutionWeightGrad(const BoundNode& bound)
       : kernels_(kernels<T>(isa_of(bound))),
         it_(bound),
-        groups_(ir::int_attr(bound.node.attrs, "groups", 1)) {
+        groups_(it_.read_groups(bound.node, bound.outputs.at(0))) {
     const Layout &gradient = bound.inputs[0], &weight = bound.outputs[0];
-    ORT_CHECK(groups_ > 0 && it_.channels % groups_ == 0 && it_.rows % groups_ == 0 &&
-                  weight.sizes[1] == it_.channels / groups_,
-              "ConvolutionWeightGrad: groups: got ", groups_, " for ", it_.channels, " channels, ",
-              it_.rows, " rows, and weights of ", weight.sizes[1]);
     channels_ = weight.sizes[1];
     rows_ = it_.rows / groups_;
     columns_ = it_.num_taps() * channels_;
@@ -225,7 +221,7 @@ class ConvolutionWeightGrad final : public Kernel {
 
   const Kernels<T>& kernels_;
   const Convolution it_;
-  int64_t groups_;
+  const int64_t groups_;
   int64_t channels_ = 0, rows_ = 0;  // of a group
   int64_t columns_ = 0;              // channels of a group, for each tap
   int64_t places_ = 0;

@@ -49,12 +49,6 @@ void copy_places(const T* from, int64_t from_step, int64_t places, int64_t count
   }
 }
 
-void check_bias(const BoundNode& bound, const Layout& bias, const Layout& weight) {
-  ORT_CHECK(bias.sizes == std::vector<int64_t>{weight.sizes[0]} && bias.dtype == weight.dtype,
-            bound.node.op.name, ": got a bias of another size than that of ", weight.sizes[0],
-            " channels");
-}
-
 template <typename T>
 class DepthwiseConvolution final : public Kernel {
  public:
@@ -69,7 +63,7 @@ class DepthwiseConvolution final : public Kernel {
               "DepthwiseConvolution: the operands do not fit together");
     weight_strides_ = {weight.strides[0], weight.strides[2], weight.strides[3]};
     if (has_bias_) {
-      check_bias(bound, bound.inputs[2], weight);
+      check_bias(bound.node, bound.inputs[2], weight.dtype, it_.channels, false);
       bias_step_ = bound.inputs[2].strides[0];
     }
     blocks_ = ceil_div(it_.channels, kDepthwiseChannels);
@@ -285,7 +279,7 @@ class DepthwiseWeightGrad final : public Kernel {
     ORT_CHECK(
         !it_.is_volume && it_.rows == it_.channels && weight.sizes[1] == 1 && lies_by_rows(weight),
         "DepthwiseWeightGrad: the operands do not fit together");
-    if (has_bias_) check_bias(bound, bound.outputs[1], weight);
+    if (has_bias_) check_bias(bound.node, bound.outputs[1], weight.dtype, it_.channels, false);
     blocks_ = ceil_div(it_.channels, kDepthwiseChannels);
     parts_ = std::max<int64_t>(1, std::min(it_.batch, kMostParts / std::max<int64_t>(1, blocks_)));
   }

@@ -133,10 +133,7 @@ class WinogradConvolution final : public Kernel {
                   is_side_by_side(result) && image.dtype == weight.dtype &&
                   image.dtype == result.dtype,
               "WinogradConvolution: the operands do not fit together");
-    ORT_CHECK(!has_bias_ || (bound.inputs[2].sizes == std::vector<int64_t>{columns_} &&
-                             bound.inputs[2].dtype == image.dtype && lies_by_rows(bound.inputs[2])),
-              "WinogradConvolution: got a bias of another size than that of ", columns_,
-              " channels");
+    if (has_bias_) check_bias(bound.node, bound.inputs[2], image.dtype, columns_, true);
     weight_strides_ = strides_of(weight);
     steps_ = even_part(channels_, kSteps, kernels_.panel_width);
   }

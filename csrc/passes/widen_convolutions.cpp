@@ -265,8 +265,8 @@ class Widener {
       if (!images) continue;
       found.push_back({&node, kind, clusters.add()});
       for (const Value* image : *images) {
-        clusters.join(found.back().cluster,
-                      of_value.try_emplace(image, clusters.add()).first->second);
+        const auto [other, is_new] = of_value.try_emplace(image, found.back().cluster);
+        if (!is_new) clusters.join(found.back().cluster, other->second);
       }
     }
     std::unordered_set<int> wanted;
