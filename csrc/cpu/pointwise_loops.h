@@ -108,28 +108,8 @@ inline Vec<T> relu(const Vec<T>& x) {
 #endif
 }
 
-constexpr double kSqrtHalf = 0.70710678118654752440;
 constexpr double kSqrtTwoOverPi = 0.79788456080286535588;
-constexpr double kInverseSqrtTwoPi = 0.39894228040143267794;
 constexpr double kGeluCubic = 0.044715;
-
-// ATen's formula loses all digits near 0. There this uses an odd polynomial, the Chebyshev
-// approximation of erf(x) / x in x * x, with a relative error of at most 3e-7.
-template <typename T>
-inline Vec<T> erf(const Vec<T>& x) {
-  if constexpr (std::is_same_v<T, double>) return x.erf();
-  const Vec<T> square = x * x;
-  Vec<T> ratio(T(-0.0243951852));
-  for (double each : {0.1124585072, -0.3761075501, 1.1283790201}) {
-    ratio = at::vec::fmadd(ratio, square, Vec<T>(T(each)));
-  }
-  return Vec<T>::blendv(x.erf(), x * ratio, x.abs() < Vec<T>(T(0.5)));
-}
-
-template <typename T>
-inline Vec<T> normal_cdf(const Vec<T>& x) {
-  return Vec<T>(T(0.5)) * (one<T>() + (x * Vec<T>(T(kSqrtHalf))).erf());
-}
 
 template <typename T>
 inline Vec<T> gelu_tanh_inner(const Vec<T>& x) {
@@ -214,8 +194,7 @@ TORCH_ORT_BINARY(Or, at::vec::maximum(truth(x), truth(y)))
 TORCH_ORT_BINARY(Xor, truth(x).ne(truth(y)))
 
 // x is the gradient of the result; y is the input, or the result where that is simpler.
-TORCH_ORT_BINARY(GeluGrad, (x * (normal_cdf(y) +
-                                 y * Vec<T>(T(kInverseSqrtTwoPi)) * exp(Vec<T>(T(-0.5)) * y * y))))
+TORCH_ORT_BINARY(GeluGrad, (x * (normal_cdf(y) + y * normal_pdf(y))))
 template <typename T>
 struct GeluTanhGrad {
   static Vec<T> of(const Vec<T>& x, const Vec<T>& y) {

@@ -1,4 +1,4 @@
-"""e^x and tanh of float32, which the engine computes itself: units in the last place, against
+"""e^x, tanh and erf of float32, which the engine computes itself: units in the last place, against
 float64, over all numbers that have a result.
 """
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.cpu import regions
 
@@ -16,6 +17,7 @@ CASES: dict[str, tuple[str, Callable[[torch.Tensor], torch.Tensor], float]] = {
     "e^x": ("Exp(x)", torch.exp, 1.5),
     "tanh": ("Tanh(x)", torch.tanh, 3),
     "sigmoid": ("Sigmoid(x)", torch.sigmoid, 3),
+    "erf": ("Erf(x)", torch.erf, 3),
 }
 LEAST = torch.finfo(torch.float32).tiny  # of those with all digits
 
@@ -24,7 +26,9 @@ def numbers() -> torch.Tensor:
     """Give numbers of all sizes, and those beside the ends of what is finite, 0, or 1."""
     sizes = torch.logspace(-44, 38, 20001, dtype=torch.float64)
     steps = torch.linspace(-110, 95, 100001, dtype=torch.float64)
-    ends = torch.tensor([88.72283, 88.72284, -87.33654, -103.97208, -104.0, 89.5, 10.0, 0.3465736])
+    ends = torch.tensor(
+        [88.72283, 88.72284, -87.33654, -103.97208, -104.0, 89.5, 10.0, 0.7, 0.3465736]
+    )
     beside = (ends[:, None] + torch.linspace(-1e-3, 1e-3, 201)).flatten()
     return torch.cat([sizes, -sizes, steps, beside]).float()
 
@@ -61,3 +65,39 @@ def test_zeros_infinities_and_nan(count: int, isa: str) -> None:
         got, want = run(node, x, isa), function(x)
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
         assert torch.equal(got.signbit(), want.signbit())
+
+
+@pytest.mark.parametrize("isa", regions.ISAS)
+def test_gelu_is_that_of_the_normal_distribution(isa: str) -> None:
+    x = torch.cat([numbers(), torch.linspace(-12, 12, 100001)])
+    (got, got_slope), (want, slope) = run_gelu(x, isa), gelu(x.double())
+    is_known = want.isfinite() & slope.isfinite()
+    assert ((got - want).abs() / x.abs().clamp(1))[is_known].max() < 1.5e-7
+    assert (got_slope - slope)[is_known].abs().max() < 4e-7
+
+
+@pytest.mark.parametrize("isa", regions.ISAS)
+def test_gelu_of_numbers_without_a_tail(isa: str) -> None:
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 3e38, -3e38, 200, -200])
+    want = [each.float() for each in gelu(special.double())]
+    got = list(run_gelu(special, isa))
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def gelu(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.clone().requires_grad_()
+    result = functional.gelu(x)
+    result.sum().backward()
+    return result.detach(), x.grad
+
+
+def run_gelu(x: torch.Tensor, isa: str) -> tuple[torch.Tensor, torch.Tensor]:
+    slope = regions.aten("aten::gelu_backward", "g", "x", names=("grad_output", "self"))
+    graph = regions.read(
+        {"x": "float[N]", "g": "float[N]"},
+        [f"a = {slope}", "y = Neg(a)"],
+        ["y"],
+        types={"a": "float[N]", "y": "float[N]"},
+    )
+    inputs = {"x": x, "g": torch.ones_like(x)}
+    return run("Gelu(x)", x, isa), -regions.run_by_name(regions.fused(graph), inputs, isa)["y"]
