@@ -47,6 +47,7 @@
 #include "passes/convolutions.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
+#include "passes/layouts.h"
 #include "passes/memory.h"
 #include "passes/min_cut.h"
 #include "region/codegen.h"
@@ -98,14 +99,13 @@ Value* own_last(const Value& image) {
   return last->type.strides ? nullptr : last;
 }
 
-// Whether a node only views an image as (N, H, W, C), for readers that take it in any layout: none
-// of them has promised strides that follow those of the image.
+// Whether a node only views an image as (N, H, W, C), for readers that take it as a row-major
+// tensor: none of them has promised strides that follow those of the image.
 bool views_as_last(const Node* node) {
   if (!is_transpose(node, ops::to_last)) return false;
   const Value& view = *node->outputs[0];
   return std::all_of(view.uses.begin(), view.uses.end(), [](const ir::Use& use) {
-    return use.node != nullptr && use.index != ir::kCaptured && !is_border(use.node) &&
-           !ops::is_view(*use.node);
+    return takes_row_major(use) && !is_border(use.node) && !ops::is_view(*use.node);
   });
 }
 

@@ -142,6 +142,18 @@ bool takes_any_layout(const Value& value) {
   });
 }
 
+bool takes_row_major(const ir::Use& use) {
+  if (!counts_on_strides(use)) return true;
+  if (use.node == nullptr || use.index == ir::kCaptured) return false;
+  const auto is_row_major = [](const Value* output) {
+    return output == nullptr || output->uses.empty() ||
+           (output->type.is_known() && !output->type.strides);
+  };
+  const std::vector<Value*>& outputs = use.node->outputs;
+  return use.node->op.domain == ir::kAtenDomain &&
+         std::all_of(outputs.begin(), outputs.end(), is_row_major);
+}
+
 void follow_layout(Value& value) {
   for (const ir::Use& use : value.uses) {
     for (Value* output : use.node->outputs) {
@@ -175,6 +187,7 @@ void CountedStrides::verify(const ir::Graph& graph, std::string_view pass) const
       const Type& before = seen->second.type;
       const bool is_same =
           have_same_places(graph, before, value.type) ||
+          (!value.type.strides && takes_row_major(use)) ||
           (!counts_on_gaps(use) && have_same_order_of_dims(graph, before, value.type));
       ORT_CHECK(is_same, "verify after ", pass, ": ", reader_of(use), " counts on the strides of '",
                 value.name, "': got ", strides_text(value.type), ", want ", strides_text(before));

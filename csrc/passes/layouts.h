@@ -13,8 +13,9 @@
 // results in the order that the type of the result says.
 //
 // A pass may give a value another order only if no reader of it, or of what passes its order on,
-// depends on it. Image kernels are an exception: channels_last gives them either order, and they
-// are correct for both (ops::image_form).
+// depends on it. There are two exceptions. Image kernels are correct for either order of images,
+// and channels_last gives them both (ops::image_form). And PyTorch's operators compute the same of
+// a row-major value as of any other; if the types of their results are row-major, so are they then.
 #pragma once
 
 #include "ir/graph.h"
@@ -30,6 +31,9 @@ namespace torch_ort::passes {
 // false if in doubt: for a reader with a result that is not row-major and of which nothing more is
 // known.
 bool takes_any_layout(const ir::Value& value);
+
+// Whether the reader may be given a row-major value in place of one with other strides.
+bool takes_row_major(const ir::Use& use);
 
 // Updates the types of what passes on the order of a value whose strides a pass has changed.
 void follow_layout(ir::Value& value);

@@ -89,6 +89,13 @@ def test_others_read_by_index(reader: str) -> None:
     assert graph.nodes()[-1]["inputs"][0] == "turned"
 
 
+def test_an_operator_with_row_major_results_takes_a_row_major_value() -> None:
+    graph = graph_with(f"[reader] y = {ATEN} (turned)\n z = Tanh (copy)")
+    counted = edit.CountedStrides(graph)
+    edit.set_input(graph, "reader", 0, "copy")
+    counted.verify(graph, "relayout")
+
+
 def test_the_type_of_a_view_says_what_it_looks_at() -> None:
     graph = graph_with("[view] v = Transpose <perm = [1, 0]> (copy)\n y = Tanh (v)")
     counted = edit.CountedStrides(graph)

@@ -714,3 +714,19 @@ def test_a_group_norm_of_a_frozen_convolution_keeps_its_layout(dtype):
         torch.testing.assert_close(
             ours.grad, theirs.grad, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: n + m
         )
+
+
+class PixelNorm(nn.LayerNorm):
+    """Of the channels of each pixel, as in a ConvNeXt."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_a_norm_of_pixels_gets_row_major_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In eager they have the strides of the transposed image, which no result depends on."""
+    monkeypatch.setenv("TORCH_ORT_CHECK", "2")
+    torch.manual_seed(0)
+    model = chain(PixelNorm(16), nn.Conv2d(16, 16, 3, padding=1), nn.GELU(), PixelNorm(16))
+    model(torch.randn(4, 3, 12, 12))  # lazy layers get their sizes
+    check(model, [torch.randn(4, 3, 12, 12) for _ in range(2)], 1e-5)
