@@ -1,6 +1,8 @@
 #include "passes/layouts.h"
 
 #include "base/error.h"
+#include "ops/aten.h"
+#include "ops/aten_names.h"
 #include "ops/channels_last.h"
 #include "ops/fusion.h"
 #include "ops/op.h"
@@ -32,6 +34,18 @@ bool counts_on_strides(const ir::Use& use) {
   if (use.node == nullptr || use.index == ir::kCaptured) return true;
   const std::string& domain = use.node->op.domain;
   return !domain.empty() && domain != ir::kTorchOrtDomain;
+}
+
+// Whether it is known of an operator of PyTorch that its numbers do not depend on strides.
+bool finds_by_index(const Node& node) {
+  if (ops::fused_form(node).kind != ops::FusedForm::Kind::kNone) return true;
+  const std::string key = ops::key_of(node);
+  for (const char* each :
+       {ops::aten::kLayerNorm, ops::aten::kLayerNormBackward, ops::aten::kLogSoftmaxBackward,
+        ops::aten::kRmsNorm, ops::aten::kRmsNormBackward, ops::aten::kSoftmaxBackward}) {
+    if (key == each) return true;
+  }
+  return false;
 }
 
 bool is_image_of_kernel(const ir::Use& use) {
@@ -144,14 +158,11 @@ bool takes_any_layout(const Value& value) {
 
 bool takes_row_major(const ir::Use& use) {
   if (!counts_on_strides(use)) return true;
-  if (use.node == nullptr || use.index == ir::kCaptured) return false;
-  const auto is_row_major = [](const Value* output) {
+  if (use.node == nullptr || use.index == ir::kCaptured || !finds_by_index(*use.node)) return false;
+  return std::all_of(use.node->outputs.begin(), use.node->outputs.end(), [](const Value* output) {
     return output == nullptr || output->uses.empty() ||
            (output->type.is_known() && !output->type.strides);
-  };
-  const std::vector<Value*>& outputs = use.node->outputs;
-  return use.node->op.domain == ir::kAtenDomain &&
-         std::all_of(outputs.begin(), outputs.end(), is_row_major);
+  });
 }
 
 void follow_layout(Value& value) {

@@ -14,8 +14,9 @@
 //
 // A pass may give a value another order only if no reader of it, or of what passes its order on,
 // depends on it. There are two exceptions. Image kernels are correct for either order of images,
-// and channels_last gives them both (ops::image_form). And PyTorch's operators compute the same of
-// a row-major value as of any other; if the types of their results are row-major, so are they then.
+// and channels_last gives them both (ops::image_form). And element-wise operators of PyTorch,
+// reductions, norms and softmaxes compute the same of a row-major value as of any other; if the
+// types of their results are row-major, so are they then.
 #pragma once
 
 #include "ir/graph.h"

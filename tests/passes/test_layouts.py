@@ -89,11 +89,27 @@ def test_others_read_by_index(reader: str) -> None:
     assert graph.nodes()[-1]["inputs"][0] == "turned"
 
 
-def test_an_operator_with_row_major_results_takes_a_row_major_value() -> None:
-    graph = graph_with(f"[reader] y = {ATEN} (turned)\n z = Tanh (copy)")
+def aten(operator: str) -> str:
+    return ATEN.replace("aten::relu6", operator)
+
+
+def test_an_operator_by_index_takes_a_row_major_value() -> None:
+    """Its result is row-major, so it does not follow the strides of the operand."""
+    operator = aten("aten::gelu_backward").replace('["self"]', '["grad_output", "self"]')
+    graph = graph_with(f"[reader] y = {operator} (turned, x)\n z = Tanh (copy)")
     counted = edit.CountedStrides(graph)
     edit.set_input(graph, "reader", 0, "copy")
     counted.verify(graph, "relayout")
+
+
+@pytest.mark.parametrize("operator", ["aten::as_strided_copy", "mine::reads_memory"])
+def test_others_keep_their_strides(operator: str) -> None:
+    graph = graph_with(f"[reader] y = {aten(operator)} (turned)\n z = Tanh (copy)")
+    counted = edit.CountedStrides(graph)
+    edit.set_input(graph, "reader", 0, "copy")
+    words = "node 'reader' counts on the strides of 'copy': got [4,1], want [1,4]"
+    with pytest.raises(_C.InternalError, match=re.escape(words)):
+        counted.verify(graph, "relayout")
 
 
 def test_the_type_of_a_view_says_what_it_looks_at() -> None:

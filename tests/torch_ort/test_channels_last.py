@@ -730,3 +730,19 @@ def test_a_norm_of_pixels_gets_row_major_gradients(monkeypatch: pytest.MonkeyPat
     model = chain(PixelNorm(16), nn.Conv2d(16, 16, 3, padding=1), nn.GELU(), PixelNorm(16))
     model(torch.randn(4, 3, 12, 12))  # lazy layers get their sizes
     check(model, [torch.randn(4, 3, 12, 12) for _ in range(2)], 1e-5)
+
+
+def test_an_operator_that_reads_memory_gets_the_strides_of_eager(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_ORT_CHECK", "2")
+    torch.manual_seed(0)
+    conv, x = nn.Conv2d(16, 32, 3, padding=1), torch.randn(2, 16, 8, 8)
+
+    def first_in_memory(x: Tensor) -> Tensor:
+        return torch.as_strided_copy(conv(x).permute(0, 2, 3, 1), (64,), (1,))
+
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.compile(first_in_memory, backend="ort")(x), first_in_memory(x)
+        )
