@@ -37,6 +37,7 @@ int widen_convolutions(ir::Graph& graph, PassContext& context);
 int winograd(ir::Graph& graph, PassContext& context);
 int depthwise_convolutions(ir::Graph& graph, PassContext& context);
 int multiply_pixels(ir::Graph& graph, PassContext& context);
+int join_patches(ir::Graph& graph, PassContext& context);
 int convolution_products(ir::Graph& graph, PassContext& context);
 int convolution_weights(ir::Graph& graph, PassContext& context);
 int replay_views(ir::Graph& graph, PassContext& context);
@@ -174,6 +175,11 @@ const std::vector<Pass>& pipeline() {
       // views
       {.name = "multiply_pixels",
        .run = multiply_pixels,
+       .writes_engine_ops = true,
+       .rounds_elsewhere = true},
+      // as multiply_pixels
+      {.name = "join_patches",
+       .run = join_patches,
        .writes_engine_ops = true,
        .rounds_elsewhere = true},
       // after winograd and multiply_pixels, which leave it what they have nothing better for
