@@ -86,8 +86,9 @@ inline Floats hyperbolic_tangent(const Floats& x) {
 
 // e^x for x of at most 0; 0 where that is less than 1e-34.
 inline Floats falling_exponential(const Floats& x) {
-  const auto [n, more] = exponential_of(x);
-  return x < -80.0F ? Floats{} : (more + 1.0F) * power_of_two(n);
+  constexpr float least = -80.0F;
+  const auto [n, more] = exponential_of(x < least ? Floats{} + least : x);
+  return x < least ? Floats{} : (more + 1.0F) * power_of_two(n);
 }
 
 // The integral of the normal distribution from x on, for x >= 0, by its density: (1 - erf(z)) / 2
