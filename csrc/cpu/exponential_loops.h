@@ -69,12 +69,16 @@ inline Floats exponential(const Floats& x) {
   return of_rest * power_of_two(half) * power_of_two(n - half);
 }
 
+inline Floats magnitude(const Floats& x) {
+  return reinterpret_cast<Floats>(reinterpret_cast<Integers>(x) & INT32_MAX);
+}
+
 // With y = |2 x|, it is (e^y - 1) / (e^y + 1). Near 0, where n is 0, no digit of e^y - 1 is lost.
 inline Floats hyperbolic_tangent(const Floats& x) {
   constexpr int32_t sign = INT32_MIN;
   constexpr float most = 20.0F;  // the result is 1 above
   const auto bits = reinterpret_cast<Integers>(x);
-  auto y = reinterpret_cast<Floats>(bits & ~sign);
+  Floats y = magnitude(x);
   y = y + y;
   y = y > most ? Floats{} + most : y;
   const auto [n, more] = exponential_of(y);
@@ -103,10 +107,6 @@ inline Floats normal_tail(const Floats& z, const Floats& exponential_of_square) 
   ratio = ratio * t + 0.0809112589F;
   ratio = ratio * t + 0.11596113F;
   return ratio * (t * exponential_of_square);
-}
-
-inline Floats magnitude(const Floats& x) {
-  return reinterpret_cast<Floats>(reinterpret_cast<Integers>(x) & INT32_MAX);
 }
 
 // Near 0, where 1 less the rest would lose digits, erf(x) / x is a polynomial in x * x whose

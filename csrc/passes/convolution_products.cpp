@@ -9,7 +9,6 @@
 // those of convolution_weights.cpp. Declines row-major images, whose channels are apart, and
 // weights and biases that are views of others.
 
-#include "ops/channels_last.h"
 #include "passes/context.h"
 #include "passes/convolutions.h"
 #include "region/codegen.h"
@@ -23,16 +22,16 @@ namespace {
 constexpr int64_t kLeastChannels = 16;
 
 std::optional<ir::Attrs> attrs_of(const Convolution& it) {
-  const ir::Type& weight = it.weight->type;
-  const ir::Dim &rows = (*weight.shape)[0], &channels = (*weight.shape)[1];
+  const ir::Shape& weight = *it.weight->type.shape;
+  const ir::Dim &rows = weight[0], &channels = weight[1];
   if (!rows.is_constant() || !channels.is_constant() || !it.groups.is_constant() ||
       it.groups.constant() <= 0) {
     return std::nullopt;
   }
-  const bool is_plain = !weight.strides || ops::has_channels_last(weight);
   const bool is_wide = rows.constant() / it.groups.constant() >= kLeastChannels &&
                        channels.constant() >= kLeastChannels;
-  if (!is_plain || !it.has_plain_bias() || !is_wide || !region::prefers_own_convolutions(it.x)) {
+  if (!it.has_plain_weight() || !it.has_plain_bias() || !is_wide ||
+      !region::prefers_own_convolutions(it.x)) {
     return std::nullopt;
   }
   return ir::Attrs{{"groups", it.groups}};

@@ -116,6 +116,10 @@ bool Convolution::pads_within_windows() const {
   return true;
 }
 
+bool Convolution::has_plain_weight() const {
+  return !weight->type.strides || ops::has_channels_last(weight->type);
+}
+
 bool Convolution::has_windows_of(int64_t size) const {
   const Shape& shape = *weight->type.shape;
   return are_all(Shape(shape.begin() + 2, shape.end()), size);
@@ -167,6 +171,13 @@ bool is_channels_last(const Value* value, const KnownSizes& sizes) {
 
 bool has_pixels_as_rows(const ir::Type& type) {
   return type.strides ? ops::has_channels_last(type) : ops::is_either_layout(*type.shape);
+}
+
+Value* image_of_rows(ops::Writer& write, Value& rows, const ir::Type& type) {
+  const Shape& shape = *type.shape;
+  if (!type.strides) return write.reshape(&rows, shape);
+  Value* last = write.reshape(&rows, ops::channels_last_shape(shape));
+  return write.transpose(last, ops::to_first(shape.size()));
 }
 
 Value* sum_pixels(ops::Writer& write, Value& image) {

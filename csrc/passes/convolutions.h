@@ -28,6 +28,8 @@ struct Convolution {
   bool pads_within_windows() const;
   // Whether the bias, if there is one, has its numbers side by side.
   bool has_plain_bias() const { return bias == nullptr || !bias->type.strides; }
+  // Whether the weight is no view of another: it has one of the two layouts of images.
+  bool has_plain_weight() const;
   // Whether windows have this size along all dims.
   bool has_windows_of(int64_t size) const;
 };
@@ -41,6 +43,9 @@ bool is_channels_last(const ir::Value* value, const KnownSizes& sizes);
 // Whether pixels are the rows of a matrix in memory: either layout may be it.
 bool has_pixels_as_rows(const ir::Type& type);
 
+// A view, of that type, of a tensor that has the numbers of an image in the order (N, H, W, C). The
+// type has pixels as rows.
+ir::Value* image_of_rows(ops::Writer& write, ir::Value& rows, const ir::Type& type);
 // The sum over the pixels of a channels-last image.
 ir::Value* sum_pixels(ops::Writer& write, ir::Value& image);
 // Lets a kernel of the engine compute convolutions by their definition, and of gradients that of

@@ -9,10 +9,10 @@
 //   dweight = torch_ort.ConvolutionWeightGrad(dy, x)
 //
 // First layers have so few channels that neither oneDNN's kernels nor the engine's are fast
-// otherwise. Declines images with as many channels as those take, and sizes that are not known to
-// be multiples of K, of which the rest of a row would lie between two rows. With few numbers in the
-// row of a window, the gradients towards weight and bias are left to PyTorch. Declines weights that
-// are views of others.
+// otherwise. Declines images with as many channels as those take, weights that are views of others,
+// and sizes that are not known to be multiples of K, of which the rest of a row would lie between
+// two rows. With few numbers in the row of a window, the gradients towards weight and bias are left
+// to PyTorch.
 
 #include "ir/edit.h"
 #include "ops/channels_last.h"
@@ -84,9 +84,7 @@ class Joiner {
                             has_pixels_as_rows(image->type);
       if (!is_taken) return false;
     }
-    const Type& of_weight = it.weight->type;
-    const bool is_plain = !of_weight.strides || ops::has_channels_last(of_weight);
-    if (!is_plain || of_weight.dtype != ir::DType::kFloat) return false;
+    if (!it.has_plain_weight() || it.weight->type.dtype != ir::DType::kFloat) return false;
     const Value* result = it.y != nullptr ? it.y : it.gradient;
     return is_channels_last(result, sizes_) &&
            ops::times(result->type.shape->back(), columns) == it.x->type.shape->back();
@@ -159,11 +157,11 @@ class Joiner {
 
   // A view of an image, or of a weight whose channels lie side by side; a copy of others.
   static Value* joined(ops::Writer& write, Value& image, const Convolution& it) {
-    return as_image(write, *as_rows(write, image), joined_type(image.type, it));
+    return image_of_rows(write, *as_rows(write, image), joined_type(image.type, it));
   }
 
   void replace(ops::Writer& write, Value& image, Value& joined) {
-    Value* made = as_image(write, *as_rows(write, joined), image.type);
+    Value* made = image_of_rows(write, *as_rows(write, joined), image.type);
     ir::replace_uses(image, *made, graph_);
   }
 
@@ -173,14 +171,6 @@ class Joiner {
     const bool is_plain = !image.type.strides && ops::is_either_layout(shape);
     return is_plain ? write.reshape(&image, ops::channels_last_shape(shape))
                     : write.transpose(&image, ops::to_last(shape.size()));
-  }
-
-  // The rows as an image of that type, which has as many numbers.
-  static Value* as_image(ops::Writer& write, Value& rows, const Type& type) {
-    const Shape& shape = *type.shape;
-    if (!type.strides) return write.reshape(&rows, shape);
-    Value* last = write.reshape(&rows, ops::channels_last_shape(shape));
-    return write.transpose(last, ops::to_first(shape.size()));
   }
 
   Graph& graph_;

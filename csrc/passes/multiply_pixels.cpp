@@ -119,15 +119,7 @@ class Multiplier {
 
   // `matrix` has the pixels of `image` as rows.
   void replace(ops::Writer& write, Value& image, Value& matrix) {
-    const ir::Type& type = image.type;
-    Value* made = nullptr;
-    if (type.strides) {
-      Value* last = write.reshape(&matrix, ops::channels_last_shape(*type.shape));
-      made = write.transpose(last, ops::to_first(type.shape->size()));
-    } else {
-      made = write.reshape(&matrix, *type.shape);
-    }
-    ir::replace_uses(image, *made, graph_);
+    ir::replace_uses(image, *image_of_rows(write, matrix, image.type), graph_);
   }
 
   Graph& graph_;

@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "without_a_bias": (lambda: of_planes(nn.Conv2d(3, 32, 4, 4, bias=False), 32), (4, 3, 16, 16)),
     "one_channel": (lambda: of_planes(nn.Conv2d(1, 16, 12, 12), 16), (2, 1, 24, 36)),
     "tall": (
-        lambda: of_planes(nn.Conv2d(4, 24, (7, 6), (3, 6), padding=(3, 0), dilation=(1, 1)), 24),
+        lambda: of_planes(nn.Conv2d(4, 24, (7, 6), (3, 6), padding=(3, 0)), 24),
         (3, 4, 13, 18),
     ),
     "few_in_a_row": (lambda: of_planes(nn.Conv2d(4, 32, 2, 2), 32), (4, 4, 8, 12)),
