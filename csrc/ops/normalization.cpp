@@ -236,15 +236,14 @@ void register_normalization(Registry& ops) {
   batch_norm.since_of = batch_norm_since;
   batch_norm.work.image = {.kind = kKernel, .takes_any_rank = true};
   ops.add(batch_norm);
-  for (const char* name : {aten::kBatchNorm, "aten::_native_batch_norm_legit_no_training"}) {
+  for (const char* name : {aten::kBatchNorm, aten::kBatchNormWithoutStatistics,
+                           "aten::_native_batch_norm_legit_no_training"}) {
     ops.add(
         Operator{.name = name,
                  .work = {.image = {.kind = kKernel, .reads = {"input"}, .takes_any_rank = true}},
                  .check = check_batch_norm});
   }
-  for (const char* name : {"aten::_native_batch_norm_legit", "aten::native_batch_norm"}) {
-    ops.add(Operator{.name = name, .check = check_batch_norm});
-  }
+  ops.add(Operator{.name = "aten::native_batch_norm", .check = check_batch_norm});
   ops.add(Operator{
       .name = aten::kBatchNormBackward,
       .work = {.image = {.kind = kKernel, .reads = {"grad_out", "input"}, .takes_any_rank = true}},

@@ -81,10 +81,16 @@ def kinds(model: nn.Module, x: torch.Tensor) -> dict[str, int]:
 SHAPES = [(2, 3, 5), (4, 3, 8, 8), (1, 5, 3, 2), (3, 40, 4, 4), (2, 3, 2, 3, 4), (6, 2, 33, 31)]
 
 
+KEPT = pytest.mark.parametrize(
+    "kept", [True, False], ids=["statistics", "no statistics"]
+)  # whether the norm keeps statistics over batches
+
+
+@KEPT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_training_against_eager(shape, dtype):
-    check(Layer(make_norm(len(shape), shape[1])).to(dtype), shape)
+def test_training_against_eager(shape, dtype, kept):
+    check(Layer(make_norm(len(shape), shape[1], track_running_stats=kept)).to(dtype), shape)
 
 
 IMAGES = [
@@ -92,10 +98,12 @@ IMAGES = [
 ]  # fmt: skip
 
 
+@KEPT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("shape", IMAGES, ids=str)
-def test_training_with_channels_last(shape, dtype):
-    check(Layer(make_norm(4, shape[1])).to(dtype), shape, layout=LAST)
+def test_training_with_channels_last(shape, dtype, kept):
+    norm = make_norm(4, shape[1], track_running_stats=kept)
+    check(Layer(norm).to(dtype), shape, layout=LAST)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -152,10 +160,12 @@ def test_channels_that_do_not_vary(layout):
     torch.testing.assert_close(got, model(x), rtol=0, atol=1e-3)  # rstd is 300
 
 
+@KEPT
 @pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
-def test_nothing_is_left_to_pytorch(layout):
+def test_nothing_is_left_to_pytorch(layout, kept):
     x = torch.randn(2, 3, 4, 4).to(memory_format=layout).requires_grad_()
-    assert not any("batch_norm" in name for name in kinds(Layer(make_norm(4, 3)), x))
+    model = Layer(make_norm(4, 3, track_running_stats=kept))
+    assert not any("batch_norm" in name for name in kinds(model, x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

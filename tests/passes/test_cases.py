@@ -4,8 +4,8 @@ A file is `# PASS: name` and cases, each headed by `# ----- title`: a model, `# 
 graph that the pass leaves. `pytest --accept tests/passes` writes the graphs anew; the reviewer
 reads the difference. Both graphs of a case are run on the same inputs and must agree, to the bit
 but for the passes that compute in another way: these within 1e-5, or within what the head of their
-file says, as `# WITHIN: 1e-4`. `# CUT DIGITS WITHIN: 1e-2` is for results of a pass that leaves out
-casts to short floats, and so keeps digits that these cut off.
+file says, as `# WITHIN: 1e-4`. `# CUT DIGITS WITHIN: 1e-2` is for graphs with short floats, if the
+pass keeps digits that these cut off.
 A line `# TAGGED must_recompute in 0: a b` tags the nodes that give `a` and `b`, for the text form
 has no word for it. `# AFTER PASS: channels_last` runs that pass before. `# REGISTERS: few` in the
 head of a file lets the pass choose as on a processor with AVX2, in place of AVX-512.
@@ -31,7 +31,7 @@ TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
 EARLIER = re.compile(r"^# AFTER PASS: (\w+)$", re.MULTILINE)
 FEW_REGISTERS = "\n# REGISTERS: few\n"
 SIZES = {"N": 3, "M": 5}
-TO_A_SHORT_FLOAT = re.compile(r"Cast <to = 1[06]>")
+SHORT_FLOATS = re.compile(r"Cast <to = 1[06]>|bfloat16")
 PASSES = {each.name: each for each in _C.passes()}
 
 
@@ -56,7 +56,7 @@ def choices(request: pytest.FixtureRequest) -> None:
 
 @functools.cache
 def tolerances(pass_name: str) -> tuple[float, float]:
-    """Give how far a pass may change results, and those of graphs that cast to short floats."""
+    """Give how far a pass may change results, and those of graphs that round to short floats."""
     if not PASSES[pass_name].rounds_elsewhere:
         return 0, 0
     path = FOLDER / f"{pass_name}.onnxtxt"
@@ -141,7 +141,7 @@ def run_pass(name: str, graph: _C.Graph) -> int:
 def assert_same(
     got: list[torch.Tensor], want: list[torch.Tensor], pass_name: str, text: str
 ) -> None:
-    within = tolerances(pass_name)[bool(TO_A_SHORT_FLOAT.search(text))]
+    within = tolerances(pass_name)[bool(SHORT_FLOATS.search(text))]
     for after, before in zip(got, want, strict=True):
         if PASSES[pass_name].not_with == "exact_random":
             assert after.shape == before.shape

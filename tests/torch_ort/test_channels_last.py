@@ -146,6 +146,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "cropped": lambda: chain(Cropped(16)),
     "group_norm_plain": lambda: chain(nn.GroupNorm(4, 16, affine=False), nn.Tanh()),
     "by_the_mean": lambda: chain(ByTheMean()),
+    "norm_without_statistics": lambda: chain(nn.BatchNorm2d(16, track_running_stats=False)),
     "frozen_norm": lambda: chain(nn.BatchNorm2d(16).eval(), nn.Softplus()),
 }
 
@@ -380,6 +381,9 @@ def chain_of_volumes(*layers: nn.Module) -> nn.Module:
 
 VOLUMES: dict[str, Callable[[], nn.Module]] = {
     "norm": lambda: chain_of_volumes(nn.BatchNorm3d(8), nn.ReLU()),
+    "norm_without_statistics": lambda: chain_of_volumes(
+        nn.BatchNorm3d(8, track_running_stats=False)
+    ),
     "frozen_norm": lambda: chain_of_volumes(nn.BatchNorm3d(8).eval(), nn.SiLU()),
     "group_norm": lambda: chain_of_volumes(nn.GroupNorm(4, 8), nn.GELU()),
     "instance_norm": lambda: chain_of_volumes(nn.InstanceNorm3d(8, affine=True), nn.LeakyReLU()),

@@ -40,14 +40,19 @@ Moments moments_of_columns(Expander& write, ChannelWriter& by, const Channels& c
   return moments_around(write, near, sum, squares, channels.count());
 }
 
-bool expand_batch_norm(Graph& graph, Node& node) {
-  const ops::Call call = ops::decode_aten(node);
+// Statistics that a norm keeps over batches, if it does.
+struct Running {
+  Value *mean = nullptr, *variance = nullptr;
+};
+
+// `settings`: the arguments from `training` on, which are the last three.
+bool expand_norm(Graph& graph, Node& node, const ops::Call& call, const Running& running,
+                 size_t settings) {
   Value *x = tensor(call.args.at(0)), *weight = tensor(call.args.at(1));
-  Value *bias = tensor(call.args.at(2)), *running_mean = tensor(call.args.at(3));
-  Value* running_variance = tensor(call.args.at(4));
-  const auto* training = std::get_if<bool>(&call.args.at(5).value);
-  const auto* momentum = std::get_if<double>(&call.args.at(6).value);
-  const auto* epsilon = std::get_if<double>(&call.args.at(7).value);
+  Value* bias = tensor(call.args.at(2));
+  const auto* training = std::get_if<bool>(&call.args.at(settings).value);
+  const auto* momentum = std::get_if<double>(&call.args.at(settings + 1).value);
+  const auto* epsilon = std::get_if<double>(&call.args.at(settings + 2).value);
   const std::optional<Channels> channels = channels_of(graph, x);
   if (!channels || training == nullptr || !*training || momentum == nullptr || epsilon == nullptr ||
       node.outputs[0] == nullptr || !is_like(node, 0, *channels)) {
@@ -71,15 +76,25 @@ bool expand_batch_norm(Graph& graph, Node& node) {
   by.replace(0, write.mul_add(numbers, wide_factor, wide_offset));
   write.replace_statistic(1, mean);
   write.replace_statistic(2, rstd);
-  const auto update = [&](size_t output, Value* running, Value* now, const Dim& divisor) {
-    if (running == nullptr) return;
-    Value* kept = by.scale(write.number(running), write.constant(1 - *momentum));
+  const auto update = [&](size_t output, Value* before, Value* now, const Dim& divisor) {
+    if (before == nullptr) return;
+    Value* kept = by.scale(write.number(before), write.constant(1 - *momentum));
     Value* share = by.scale(now, write.ratio(*momentum, 1, divisor));
     write.replace(output, write.make("Add", {kept, share}));
   };
-  update(3, running_mean, mean, 1);
-  update(4, running_variance, squares, ops::minus(count, 1));
+  update(3, running.mean, mean, 1);
+  update(4, running.variance, squares, ops::minus(count, 1));
   return true;
+}
+
+bool expand_batch_norm(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  return expand_norm(graph, node, call, {tensor(call.args.at(3)), tensor(call.args.at(4))}, 5);
+}
+
+bool expand_without_statistics(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  return call.overload == "no_stats" && expand_norm(graph, node, call, {}, 3);
 }
 
 bool expand_batch_norm_backward(Graph& graph, Node& node) {
@@ -124,6 +139,7 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
 
 constexpr Expansion kRows[] = {
     {ops::aten::kBatchNorm, expand_batch_norm},
+    {ops::aten::kBatchNormWithoutStatistics, expand_without_statistics},
     {ops::aten::kBatchNormBackward, expand_batch_norm_backward},
 };
 
