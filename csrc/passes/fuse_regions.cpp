@@ -174,23 +174,26 @@ class Grouping {
   // Keeps the numbers of columns under which all members fit together.
   void keep_fitting(Group& group) const {
     const std::vector<Member> nodes = nodes_of(group.members);
-    std::vector<std::pair<int, Dim>> fitting;
+    using Cost = std::pair<int, int>;
+    std::vector<std::pair<Cost, Dim>> fitting;
     for (const Dim& columns : group.columns) {
       const std::optional<region::Spaces> spaces =
           region::find_spaces(nodes, group.elements, columns);
       if (!spaces || spaces->operands.size() > kMaxInputs) continue;
       // Operands that are broadcast element by element are the slowest to read.
-      int stretched = 0;
-      for (const region::Operand& input : spaces->operands)
-        stretched += input.shape.empty() ? 0 : 1;
-      fitting.emplace_back(stretched, columns);
+      Cost cost;
+      for (const region::Operand& input : spaces->operands) {
+        cost.first += input.splits_columns ? 1 : 0;
+        cost.second += input.shape.empty() ? 0 : 1;
+      }
+      fitting.emplace_back(cost, columns);
     }
     // Among equals the longest rows come first, since row values are then read least often.
     std::reverse(fitting.begin(), fitting.end());
     std::stable_sort(fitting.begin(), fitting.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     group.columns.clear();
-    for (auto& [stretched, columns] : fitting) group.columns.push_back(std::move(columns));
+    for (auto& [cost, columns] : fitting) group.columns.push_back(std::move(columns));
   }
 
   // ---- joining

@@ -166,8 +166,8 @@ class Finder {
   }
 
   void take_input(const Node& node, size_t operand, Space space, Shape shape = {},
-                  int num_column_dims = 0) {
-    Operand input{node.inputs[operand], space, std::move(shape), num_column_dims};
+                  int num_column_dims = 0, bool splits_columns = false) {
+    Operand input{node.inputs[operand], space, std::move(shape), num_column_dims, splits_columns};
     std::vector<Operand>& taken = spaces_.operands;
     auto found = std::find(taken.begin(), taken.end(), input);
     if (found == taken.end()) found = taken.insert(found, std::move(input));
@@ -240,7 +240,7 @@ class Finder {
       take_input(node, operand, Space::kRow, Shape(shape.begin(), shape.end() - num_columns),
                  std::min(rank, num_columns));
     } else {
-      take_input(node, operand, Space::kFull, shape);
+      take_input(node, operand, Space::kFull, shape, 0, !at.columns_equal);
     }
     return true;
   }
