@@ -60,6 +60,7 @@ struct Order {
       nodes.push_back(&node);
     }
     border = static_cast<int>(nodes.size());
+    const auto captured = captured_values(graph);
     int last_effect = -1;
     std::unordered_map<const Value*, std::vector<int>> readers;  // by root of written memory
     std::unordered_map<const Value*, int> last_writer;
@@ -72,8 +73,8 @@ struct Order {
         if (last_effect >= 0) arcs.push_back({last_effect, at});
         last_effect = at;
       }
-      for (const Value* value : node.inputs) {
-        if (value == nullptr || !memory.is_written(value)) continue;
+      const auto touch = [&](const Value* value) {
+        if (value == nullptr || !memory.is_written(value)) return;
         const Value* root = SharedMemory::root(value);
         if (const auto writer = last_writer.find(root); writer != last_writer.end()) {
           arcs.push_back({writer->second, at});
@@ -83,8 +84,22 @@ struct Order {
           last_writer[root] = at;
         }
         readers[root].push_back(at);
+      };
+      for (const Value* value : node.inputs) touch(value);
+      const auto [first, last] = captured.equal_range(&node);
+      for (auto each = first; each != last; ++each) touch(each->second);
+    }
+  }
+
+  // What the bodies of a node refer to by name, which is not among its inputs.
+  static std::unordered_multimap<const Node*, const Value*> captured_values(const Graph& graph) {
+    std::unordered_multimap<const Node*, const Value*> captured;
+    for (const Value& value : graph.values) {
+      for (const ir::Use& use : value.uses) {
+        if (use.node != nullptr && use.index == ir::kCaptured) captured.emplace(use.node, &value);
       }
     }
+    return captured;
   }
 
   int position(const Node* node) const { return positions.at(node); }
@@ -157,18 +172,22 @@ class Grouping {
   }
 
   // Whether the code generator takes the values of the node, their sizes are known, and nobody
-  // writes to their memory. Constants become part of the kernel; other values have to be on its
-  // device.
+  // writes to the memory of its result. Operands may be written to: the arcs of Order keep their
+  // readers before or after that. Constants become part of the kernel; other values have to be on
+  // its device.
   bool is_in_reach(const Node& node) const {
     if (!(node.outputs[0]->type.device == device_)) return false;
     const auto holds = [&](const Value* value) {
       if (value == nullptr) return true;
       const bool is_there = value->type.device == device_ || value->data != nullptr;
-      return is_there && region::takes(value) && sizes_.are_known(*value) &&
-             !memory_.is_written(value);
+      return is_there && region::takes(value) && sizes_.are_known(*value);
+    };
+    const auto is_written = [&](const Value* value) {
+      return value != nullptr && memory_.is_written(value);
     };
     return std::all_of(node.inputs.begin(), node.inputs.end(), holds) &&
-           std::all_of(node.outputs.begin(), node.outputs.end(), holds);
+           std::all_of(node.outputs.begin(), node.outputs.end(), holds) &&
+           std::none_of(node.outputs.begin(), node.outputs.end(), is_written);
   }
 
   // Keeps the numbers of columns under which all members fit together.
