@@ -13,11 +13,12 @@ namespace {
 class Finder {
  public:
   Finder(const Program& program, const Plan& plan, const std::vector<Block>& blocks,
-         int64_t smallest)
+         const PlanOptions& options)
       : program_(program),
         plan_(plan),
         blocks_(blocks),
-        smallest_(smallest),
+        smallest_(options.discard_bytes),
+        least_gain_(options.discard_gain),
         border_(program.num_forward),
         num_positions_(static_cast<int>(plan.order.size())),
         dead_(num_positions_ + 1, 0) {}
@@ -134,6 +135,7 @@ class Finder {
     for (int at = num_positions_ - 1; at >= border_; --at) {
       highest[at] = std::max(highest[at + 1], adopted[at] + plan_.context_bytes);
     }
+    if (highest[border_] - target < least_gain_) return {};
     std::vector<Discard> chosen;
     int64_t gone = 0;
     for (const Discard& each : candidates_) {
@@ -147,7 +149,7 @@ class Finder {
   const Program& program_;
   const Plan& plan_;
   const std::vector<Block>& blocks_;
-  int64_t smallest_;
+  int64_t smallest_, least_gain_;
   int border_, num_positions_;
   std::vector<Discard> candidates_;
   std::vector<int64_t> dead_;
@@ -156,8 +158,8 @@ class Finder {
 }  // namespace
 
 std::vector<Discard> find_discards(const Program& program, const Plan& plan,
-                                   const std::vector<Block>& blocks, int64_t smallest) {
-  return Finder(program, plan, blocks, smallest).run();
+                                   const std::vector<Block>& blocks, const PlanOptions& options) {
+  return Finder(program, plan, blocks, options).run();
 }
 
 }  // namespace torch_ort::plan

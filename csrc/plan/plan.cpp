@@ -46,7 +46,7 @@ class Planner {
     place();
     find_release();
     if (plan_.chunks.size() > 1) return std::move(plan_);
-    plan_.discards = find_discards(program_, plan_, blocks_, options_.discard_bytes);
+    plan_.discards = find_discards(program_, plan_, blocks_, options_);
     plan_.workspaces = find_workspaces(program_, plan_, blocks_, options_);
     return std::move(plan_);
   }

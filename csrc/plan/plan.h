@@ -121,7 +121,10 @@ struct PlanOptions {
   bool reorder = true;
   bool in_place = true;
   int64_t alignment = 64;
-  int64_t discard_bytes = 256 << 10;   // the smallest part that is worth a system call
+  int64_t discard_bytes = 256 << 10;  // the smallest part that is worth a system call
+  // By how much discards have to lower the peak: the system clears the memory when it is used
+  // again, in each call, which takes about as long as to read and write it twice.
+  int64_t discard_gain = 32 << 20;
   int64_t workspace_bytes = 16 << 10;  // the smallest part that is of use to a kernel
   // The smallest chunk of the context area. 0: the area is one chunk. An area of several chunks has
   // no discards and no workspaces.

@@ -77,15 +77,16 @@ plan::Program to_program(const py::dict& fields) {
 }
 
 plan::PlanOptions to_options(const py::dict& fields) {
-  check_keys(
-      fields,
-      {"reorder", "in_place", "alignment", "discard_bytes", "workspace_bytes", "chunk_bytes"},
-      "option");
+  check_keys(fields,
+             {"reorder", "in_place", "alignment", "discard_bytes", "discard_gain",
+              "workspace_bytes", "chunk_bytes"},
+             "option");
   plan::PlanOptions options;
   options.reorder = get(fields, "reorder", options.reorder);
   options.in_place = get(fields, "in_place", options.in_place);
   options.alignment = get(fields, "alignment", options.alignment);
   options.discard_bytes = get(fields, "discard_bytes", options.discard_bytes);
+  options.discard_gain = get(fields, "discard_gain", options.discard_gain);
   options.workspace_bytes = get(fields, "workspace_bytes", options.workspace_bytes);
   options.chunk_bytes = get(fields, "chunk_bytes", options.chunk_bytes);
   return options;

@@ -418,10 +418,15 @@ LAYER_STEPS = ("a = x", "b = a", "o = b", BORDER, "g = b", "h = g, a", "w = h")
 
 
 def test_dead_memory_goes_back_where_kernels_make_large_results() -> None:
-    plan = Planned(LAYERS, *LAYER_STEPS, outputs="o", gradients="w", discard_bytes=512)
+    options = {"outputs": "o", "gradients": "w", "discard_bytes": 512}
+    plan = Planned(LAYERS, *LAYER_STEPS, **options, discard_gain=1)
     # Where a was, the delivered gradient will lie.
     assert plan.place("w") == plan.place("a")
     assert plan.discards == [(3, plan.place("b")[1], 512)]
+    # Without it, both areas of 512 bytes would be there beside both large results.
+    assert Planned(LAYERS, *LAYER_STEPS, **options, discard_gain=512).discards == plan.discards
+    assert Planned(LAYERS, *LAYER_STEPS, **options, discard_gain=513).discards == []
+    assert Planned(LAYERS, *LAYER_STEPS, **options).discards == []
 
 
 def test_dead_memory_goes_back_before_kernels_that_want_large_workspaces() -> None:
@@ -431,18 +436,19 @@ def test_dead_memory_goes_back_before_kernels_that_want_large_workspaces() -> No
     }  # fmt: skip
     steps = ("a = x", "b = a", "o = b", BORDER, "t = b", "*w = a")
     leaving = {"outputs": "o", "gradients": "t, w"}
-    plan = Planned(tensors, *steps, **leaving, discard_bytes=256)
+    options = {"discard_bytes": 256, "discard_gain": 1}
+    plan = Planned(tensors, *steps, **leaving, **options)
     assert plan.discards == [(3, plan.place("b")[1], 512)]
     for mark in ("", "*64:"):
         modest = [step.replace("*", mark) for step in steps]
-        assert Planned(tensors, *modest, **leaving, discard_bytes=256).discards == []
+        assert Planned(tensors, *modest, **leaving, **options).discards == []
 
 
 def test_small_parts_and_small_results_discard_nothing() -> None:
-    assert Planned(LAYERS, *LAYER_STEPS, outputs="o", gradients="w").discards == []
+    leaving = {"outputs": "o", "gradients": "w", "discard_gain": 1}
+    assert Planned(LAYERS, *LAYER_STEPS, **leaving).discards == []
     small = LAYERS | {"g": "adopted 60", "h": "adopted 60"}
-    plan = Planned(small, *LAYER_STEPS, outputs="o", gradients="w", discard_bytes=256)
-    assert plan.discards == []
+    assert Planned(small, *LAYER_STEPS, **leaving, discard_bytes=256).discards == []
 
 
 # --- chunks ---------------------------------------------------------------------------------------
@@ -513,7 +519,7 @@ def test_there_are_few_chunks() -> None:
 
 
 def test_an_area_of_chunks_has_no_workspaces_and_discards() -> None:
-    options = {"workspace_bytes": 64, "discard_bytes": 64}
+    options = {"workspace_bytes": 64, "discard_bytes": 64, "discard_gain": 0}
     steps = tuple(step.replace("wa", "*wa") for step in CHUNK_STEPS)
     assert Planned(CHUNKED, *steps, **CHUNK_LEAVING, **options).workspaces
     plan = Planned(CHUNKED, *steps, **CHUNK_LEAVING, **options, chunk_bytes=512)

@@ -126,6 +126,7 @@ OPTIONS = st.fixed_dictionaries(
         "in_place": st.booleans(),
         "alignment": st.sampled_from((1, 16, 64, 100)),
         "discard_bytes": st.sampled_from((1, 100, 1 << 18)),
+        "discard_gain": st.sampled_from((0, 100, 1 << 25)),
         "workspace_bytes": st.sampled_from((1, 100, 1 << 18)),
         "chunk_bytes": st.sampled_from((0, 1, 128, 300)),
     }
