@@ -55,6 +55,7 @@ class Compiler {
     add_inputs();
     for (const Step& step : schedule_.steps) add_step(step);
     add_outputs();
+    for (Phase& phase : program_.phases) join_gradients(phase.full);
     place_values();
     check_overwrites();
     choose_blocks();
@@ -459,6 +460,33 @@ class Compiler {
     emit(each, info.phase);
   }
 
+  // ---- words with their gradients
+
+  // Computes a word together with its gradient, if that comes later and nobody reads the word's
+  // result before. The gradient reads what the word reads, so that no operand is read later than it
+  // was.
+  static void join_gradients(std::vector<Instruction>& list) {
+    for (size_t at = 0; at < list.size(); ++at) {
+      Instruction& gradient = list[at];
+      const std::optional<Opcode> op = word_of_gradient(gradient.op);
+      if (gradient.kind != Kind::kElementwise || !op || gradient.scalars != 0) continue;
+      const auto end = list.begin() + static_cast<std::ptrdiff_t>(at);
+      const auto word = std::find_if(list.begin(), end, [&](const Instruction& each) {
+        return each.kind == Kind::kElementwise && each.op == *op && each.a == gradient.b &&
+               each.scalars == 0;
+      });
+      const bool is_read = std::any_of(word, end, [&](const Instruction& each) {
+        return each.a == word->d || each.b == word->d || each.c == word->d;
+      });
+      if (word == end || is_read || gradient.a == word->d) continue;
+      gradient.kind = Kind::kWithGradient;
+      gradient.gradient = gradient.d;
+      gradient.d = word->d;
+      list.erase(word);
+      --at;
+    }
+  }
+
   // ---- places
 
   void place_values() {
@@ -506,13 +534,17 @@ class Compiler {
             last_use_[operand] = -1;  // a value may be an operand twice
           }
         }
-        if (each.d >= 0 && is_passing(each.d) &&
-            program_.places[each.d].kind == Place::Kind::kNone) {
+        std::vector<int64_t> unread;
+        for (int result : {each.d, each.gradient}) {
+          if (result < 0 || !is_passing(result)) continue;
+          Place& place = program_.places[result];
+          if (place.kind != Place::Kind::kNone) continue;
           if (idle.empty()) idle.push_back(allocate(size));
-          program_.places[each.d] = {Place::Kind::kRegister, idle.back()};
+          place = {Place::Kind::kRegister, idle.back()};
           idle.pop_back();
-          if (last_use_[each.d] < 0) idle.push_back(program_.places[each.d].offset);
+          if (last_use_[result] < 0) unread.push_back(place.offset);
         }
+        idle.insert(idle.end(), unread.begin(), unread.end());
         ++time;
       }
     }
@@ -565,9 +597,12 @@ class Compiler {
 
   bool writes_output(const Instruction& each, int result) const {
     if (each.kind == Kind::kStore) return program_.outputs[each.index].result == result;
-    if (each.d < 0) return false;
-    const Place& place = program_.places[each.d];
-    return place.kind == Place::Kind::kOutput && program_.outputs[place.index].result == result;
+    const auto is_there = [&](int value) {
+      if (value < 0) return false;
+      const Place& place = program_.places[value];
+      return place.kind == Place::Kind::kOutput && program_.outputs[place.index].result == result;
+    };
+    return is_there(each.d) || is_there(each.gradient);
   }
 
   void choose_blocks() {
@@ -602,13 +637,17 @@ class Compiler {
 std::string operand_text(int value) { return value < 0 ? "" : concat(" %", value); }
 
 std::string text(const Instruction& each) {
-  static constexpr const char* kKinds[] = {"",        "Load",       "Gather",  "Store", "ExpandRow",
-                                           "SumRows", "MaxRows",    "MinRows", "Pick",  "Scatter",
-                                           "Random",  "AddColumns", "AddAll"};
+  static constexpr const char* kKinds[] = {"",          "",        "Load",       "Gather",  "Store",
+                                           "ExpandRow", "SumRows", "MaxRows",    "MinRows", "Pick",
+                                           "Scatter",   "Random",  "AddColumns", "AddAll"};
   static constexpr const char* kSpaces[] = {"scalar", "column", "row", "full"};
   std::string line = each.d < 0 ? std::string() : concat("%", each.d, " = ");
-  line += each.kind == Kind::kElementwise ? ops::word(each.op).name
-                                          : kKinds[static_cast<size_t>(each.kind)];
+  if (each.kind == Kind::kWithGradient) {
+    line = concat("%", each.d, ", %", each.gradient, " = ");
+    line += concat(ops::word(*word_of_gradient(each.op)).name, ", ");
+  }
+  const bool has_word = each.kind == Kind::kElementwise || each.kind == Kind::kWithGradient;
+  line += has_word ? ops::word(each.op).name : kKinds[static_cast<size_t>(each.kind)];
   if (each.index >= 0) line += concat(" #", each.index);
   line += operand_text(each.a) + operand_text(each.b) + operand_text(each.c);
   return concat(line, "  ", kSpaces[static_cast<size_t>(each.space)], "\n");

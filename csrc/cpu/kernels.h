@@ -268,6 +268,10 @@ struct Kernels {
 
   // By opcode and variant; nullptr if the word has no such variant.
   std::array<std::array<Elementwise, kNumVariants>, kNumOpcodes> elementwise{};
+  // By the opcode of a gradient: `gradient` as its word gives it for a and b, and `d` as
+  // word_of_gradient() gives it for b. Both take the same exponentials.
+  using WithGradient = void (*)(T* d, T* gradient, const T* a, const T* b, int64_t n);
+  std::array<WithGradient, kNumOpcodes> with_gradient{};
   // `a` has contiguous rows of n numbers.
   using Rows = void (*)(T* d, const T* a, int64_t rows, int64_t n);
   Rows sum_rows = nullptr;  // d[r] += sum of row r

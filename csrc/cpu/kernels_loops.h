@@ -734,6 +734,12 @@ struct TableMaker {
   word<name, operands>(Opcode::k##name);
     TORCH_ORT_POINTWISE_WORDS(TORCH_ORT_WORD)
 #undef TORCH_ORT_WORD
+    const auto pair = [this](Opcode gradient) -> auto& {
+      return table.with_gradient[static_cast<size_t>(gradient)];
+    };
+    pair(Opcode::kGeluGrad) = with_gradient<T, Gelu<T>, GeluGrad<T>>;
+    pair(Opcode::kGeluTanhGrad) = with_gradient<T, GeluTanh<T>, GeluTanhGrad<T>>;
+    pair(Opcode::kSiluGrad) = with_gradient<T, Silu<T>, SiluGrad<T>>;
     table.sum_rows = sum_rows<T>;
     table.max_rows = max_rows<T>;
     table.min_rows = min_rows<T>;

@@ -74,6 +74,17 @@ void ternary(T* d, const T* a, const T* b, const T* c, int64_t n) {
   });
 }
 
+// The compiler computes what both words need once.
+template <typename T, typename Word, typename Gradient>
+void with_gradient(T* d, T* gradient, const T* a, const T* b, int64_t n) {
+  const Operand<T, false> x(a), y(b);
+  for_each_vector<T>(n, [&](int64_t i, int64_t count) {
+    const Vec<T> along = x.at(i, count), at = y.at(i, count);
+    put(d, i, count, Word::of(at));
+    put(gradient, i, count, Gradient::of(along, at));
+  });
+}
+
 template <typename T>
 inline Vec<T> one() {
   return Vec<T>(T(1));

@@ -4,6 +4,7 @@
 #include "cpu/region.h"
 #include "region/bound_schedule.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,12 @@ using region::Space;  // the values of instructions have one of the first four
 
 enum class Kind : uint8_t {
   kElementwise,
-  kLoad,       // d <- input
-  kGather,     // d <- those rows of input `index` that input `ids` selects
-  kStore,      // output <- a
-  kExpandRow,  // full d <- row value a, repeated along each row
-  kSumRows,    // row value d <- d + sum of each row of a
+  kWithGradient,  // gradient <- op of a and b; d <- word_of_gradient(op) of b
+  kLoad,          // d <- input
+  kGather,        // d <- those rows of input `index` that input `ids` selects
+  kStore,         // output <- a
+  kExpandRow,     // full d <- row value a, repeated along each row
+  kSumRows,       // row value d <- d + sum of each row of a
   kMaxRows,
   kMinRows,
   kPick,        // row value d <- a[row, b[row]], or 0 where b is `ignored`
@@ -39,8 +41,9 @@ struct Instruction {
   Opcode op = Opcode::kCopy;
   uint8_t scalars = 0;  // the variant; see kNumVariants
   int d = -1, a = -1, b = -1, c = -1;
-  int index = -1;  // the input, output or accumulator
-  int ids = -1;    // of kGather: the input with the ids
+  int gradient = -1;  // of kWithGradient: the second result
+  int index = -1;     // the input, output or accumulator
+  int ids = -1;       // of kGather: the input with the ids
   // Of kLoad: d is loaded once for all rows that have the same columns.
   bool stays = false;
   int64_t ignored = 0;  // of kPick and kScatter
@@ -48,6 +51,16 @@ struct Instruction {
   int64_t stream = 0;  // of kRandom: tells masks of one seed apart
   double keep = 1;
 };
+
+// The word that is computed together with its gradient, because both take the same exponentials.
+inline std::optional<Opcode> word_of_gradient(Opcode gradient) {
+  switch (gradient) {
+    case Opcode::kGeluGrad: return Opcode::kGelu;
+    case Opcode::kGeluTanhGrad: return Opcode::kGeluTanh;
+    case Opcode::kSiluGrad: return Opcode::kSilu;
+    default: return std::nullopt;
+  }
+}
 
 // Where a value is while a tile is computed.
 struct Place {

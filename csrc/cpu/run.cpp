@@ -321,6 +321,11 @@ class Runner final : public Kernel {
           kernels_.elementwise[static_cast<size_t>(each.op)][each.scalars](
               at_[each.d], at(each.a), at(each.b), at(each.c), count(each.space, columns));
           return;
+        case Kind::kWithGradient:
+          kernels_.with_gradient[static_cast<size_t>(each.op)](at_[each.d], at_[each.gradient],
+                                                               at_[each.a], at_[each.b],
+                                                               count(each.space, columns));
+          return;
         case Kind::kLoad: load(each, column, columns); return;
         case Kind::kGather: gather(each, column, columns); return;
         case Kind::kStore: store(each, column, columns); return;

@@ -474,9 +474,28 @@ class Rebuilder {
         if (input != nullptr && mover.current(input) == input)
           mover.replace(*input, copied(*input));
       }
-      mover.copy(*maker.node, first);
+      if (const Node* view = same_view(*maker.node, first, mover)) {
+        mover.replace(*maker.node->outputs[0], *view->outputs[0]);
+      } else {
+        mover.copy(*maker.node, first);
+      }
     }
     for (const ir::Use& use : chain.uses) mover.redirect(use);
+  }
+
+  // What views a value in the backward half as a node of the forward half does, and before another
+  // node; nullptr if nothing does. A region that reads both reads the value once then.
+  const Node* same_view(const Node& view, const Node& before, const Mover& mover) const {
+    if (!ops::is_view(view)) return nullptr;
+    std::vector<Value*> inputs;
+    for (Value* input : view.inputs) inputs.push_back(mover.current(input));
+    for (const ir::Use& use : inputs[0]->uses) {
+      if (use.node == nullptr || !candidates_.border().is_backward(use.node)) continue;
+      const bool is_same =
+          use.node->op == view.op && use.node->inputs == inputs && use.node->attrs == view.attrs;
+      if (is_same && candidates_.place(use.node) < candidates_.place(&before)) return use.node;
+    }
+    return nullptr;
   }
 
   Node& first_of(const std::vector<ir::Use>& uses) const {
