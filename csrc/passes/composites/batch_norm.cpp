@@ -15,19 +15,27 @@ using ir::Value;
 
 // The moments of each channel, from those of each image and channel (Chan et al., "Updating
 // formulae and a pairwise algorithm for computing sample variances", 1979). This takes one pass
-// over the batch.
+// over the batch. The mean is rounded once, as the sum of a number near it and a small one.
 Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
   // Two arguments of a call that both write nodes would write them in an order of the compiler's.
-  Value* share = write.ratio(1, 1, channels.inner);
-  Value* image_mean = by.scale(by.sum_inner(x), share);
-  Value* centered = write.make("Sub", {x, by.spread(image_mean)});
-  Value* image_squares = by.sum_inner(write.make("Mul", {centered, centered}));
-  share = write.ratio(1, 1, channels.batch);
-  Value* mean = by.scale(by.sum_batch(image_mean), share);
-  Value* shift = write.make("Sub", {image_mean, mean});
-  share = write.ratio(1, channels.inner, 1);
-  Value* shift_squares = by.scale(write.make("Mul", {shift, shift}), share);
-  return {mean, by.sum_batch(write.make("Add", {image_squares, shift_squares}))};
+  Value* per_pixel = write.ratio(1, 1, channels.inner);
+  Value* near = by.scale(by.sum_inner(x), per_pixel);  // the mean of an image, but for rounding
+  Value* distance = write.make("Sub", {x, by.spread(near)});
+  Value* sum = by.sum_inner(distance);
+  Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
+  const Moments of_images = moments_around(write, near, sum, squares, channels.inner);
+
+  Value* per_image = write.ratio(1, 1, channels.batch);
+  Value* middle = by.scale(by.sum_batch(near), per_image);
+  Value* to_near = write.make("Sub", {near, middle});
+  Value* from_middle = write.make("Add", {to_near, by.scale(sum, per_pixel)});
+  Value* rest = by.scale(by.sum_batch(from_middle), per_image);
+  Value* mean = write.make("Add", {middle, rest});
+
+  Value* shift = write.make("Sub", {of_images.mean, mean});
+  Value* pixels = write.ratio(1, channels.inner, 1);
+  Value* shift_squares = by.scale(write.make("Mul", {shift, shift}), pixels);
+  return {mean, by.sum_batch(write.make("Add", {of_images.squares, shift_squares}))};
 }
 
 // The moments of each channel, from distances to the mean of a part of the batch. This takes one
@@ -69,8 +77,11 @@ bool expand_norm(Graph& graph, Node& node, const ops::Call& call, const Running&
   Value* rstd = f.rsqrt(f.add(variance, f.constant(*epsilon)));
 
   Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
-  Value* offset = write.make("Neg", {write.make("Mul", {mean, factor})});
-  if (bias != nullptr) offset = write.make("Add", {offset, write.number(bias)});
+  // The offset is rounded once, after the bias is added: where the mean is far from 0, x * factor
+  // and the offset cancel digits, and what is rounded in them is left.
+  Value* offset = write.make("Neg", {mean});
+  offset = bias == nullptr ? write.make("Mul", {offset, factor})
+                           : write.mul_add(offset, factor, write.number(bias));
   Value* wide_offset = by.spread(offset);
   Value* wide_factor = by.spread(factor);
   by.replace(0, write.mul_add(numbers, wide_factor, wide_offset));
