@@ -441,8 +441,8 @@ class MemoryCheck {
   bool lives_at(int root, int position) const {
     // An alias has no use of its own: it is used through its root.
     if (uses_[root].first < 0 || uses_[root].first > position) return false;
-    const bool waits = in_forward(position) ? waits_[root] != 0 : program_.tensors[root].delivered;
-    return uses_[root].last >= position || waits;
+    const bool waits = in_forward(position) && waits_[root] != 0;
+    return uses_[root].last >= position || waits || program_.tensors[root].delivered;
   }
 
   // --- adopted tensors ---------------------------------------------------------------------------

@@ -779,6 +779,17 @@ def test_verify_plan_guards_what_is_delivered(tamper: dict[str, Any], words: str
         _C.verify_plan(plan.program, tampered, plan.options)
 
 
+def test_verify_plan_guards_what_forward_delivers() -> None:
+    tensors = {
+        "x": "input 64", "d": "planned 64 delivered", "a": "planned 64", "o": "output 64",
+    }  # fmt: skip
+    plan = Planned(tensors, "d = x", "a = x", "o = a", BORDER, "= x", outputs="o")
+    area, offset = plan.place("d")
+    spoiled = plan.plan | {"workspaces": [(2, area, offset, 64)]}
+    with pytest.raises(_C.InternalError, match="tensor 1 lives in the workspace at position 2"):
+        _C.verify_plan(plan.program, spoiled, plan.options)
+
+
 @pytest.mark.parametrize(
     ("chunks", "words"),
     [
