@@ -48,6 +48,10 @@ class Codegen final : public region::Codegen {
                                         const region::CodegenOptions& options) const override {
     return is_of_floats(product) ? make_product(product, isa_or_best(options.target)) : nullptr;
   }
+  std::unique_ptr<const Kernel> compile_copy(const Layout& from, const Layout& to,
+                                             const region::CodegenOptions& options) const override {
+    return make_copy(from, to, isa_or_best(options.target));
+  }
   bool prefers(const region::Product& product,
                const region::CodegenOptions& options) const override {
     return is_preferred(product, isa_or_best(options.target));

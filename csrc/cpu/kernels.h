@@ -88,6 +88,17 @@ struct Packing {
   int64_t across, along, count;
 };
 
+// Writes rows as columns: number i of row j of `from` becomes number j of row i of `to`. Rows are
+// `to_row` and `from_row` numbers apart. The memory must not overlap.
+template <typename T>
+struct Transposition {
+  T* to;
+  int64_t to_row;
+  const T* from;
+  int64_t from_row;
+  int64_t rows, columns;  // of `from`
+};
+
 // As Packing, for one panel of pairs of bfloat16 numbers, given as their bits: step p has the
 // numbers 2 * p and 2 * p + 1 of `numbers`. Zeros fill up the last pair, and the last
 // PairKernels::pairs_at_once pairs, whose order in the panel is that of the kernels.
@@ -283,6 +294,7 @@ struct Kernels {
   void (*multiply)(const PanelProduct<T>& product) = nullptr;
   void (*multiply_scattered)(const ScatteredProduct<T>& product) = nullptr;
   void (*pack)(const Packing<T>& packing) = nullptr;
+  void (*transpose)(const Transposition<T>& rows) = nullptr;
   int64_t panel_width = 0, product_rows = 0;
   void (*multiply_columns)(const FewRows<T>& product) = nullptr;  // columns of b are contiguous
   void (*multiply_stripes)(const FewRows<T>& product) = nullptr;  // rows of b are contiguous

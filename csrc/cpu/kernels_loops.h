@@ -749,6 +749,7 @@ struct TableMaker {
     table.multiply = multiply<T>;
     table.multiply_scattered = multiply_scattered<T>;
     table.pack = pack<T>;
+    table.transpose = transpose_rows<T>;
     table.panel_width = 2 * kLanesOf<T>;
     table.product_rows = kProductRows<T>;
     table.multiply_columns = multiply_columns<T>;

@@ -225,6 +225,55 @@ inline void transpose(Vector<T>* rows) {
   exchange_blocks<T>(rows);
 }
 
+// Transposes a block of at most as many rows and columns as a vector has numbers.
+template <typename T, bool kWhole>
+inline void transpose_block(const Transposition<T>& it, int64_t row, int64_t column) {
+  constexpr int width = kLanesOf<T>;
+  const int64_t rows = it.rows - row, columns = it.columns - column;
+  const T* const from = it.from + row * it.from_row + column;
+  T* const to = it.to + column * it.to_row + row;
+  Vector<T> vectors[width];
+#pragma GCC unroll 16
+  for (int j = 0; j < width; ++j) {
+    const T* const numbers = from + j * it.from_row;
+    if constexpr (kWhole) {
+      vectors[j] = load_vector(numbers);
+    } else if (j >= rows) {
+      vectors[j] = Vector<T>{};
+    } else {
+      vectors[j] = columns < width ? load_part(numbers, columns) : load_vector(numbers);
+    }
+  }
+  transpose<T>(vectors);
+#pragma GCC unroll 16
+  for (int i = 0; i < width; ++i) {
+    if constexpr (kWhole) {
+      store_vector(to + i * it.to_row, vectors[i]);
+    } else if (i < columns) {
+      if (rows < width) {
+        store_part(to + i * it.to_row, vectors[i], rows);
+      } else {
+        store_vector(to + i * it.to_row, vectors[i]);
+      }
+    }
+  }
+}
+
+template <typename T>
+void transpose_rows(const Transposition<T>& it) {
+  constexpr int width = kLanesOf<T>;
+  for (int64_t column = 0; column < it.columns; column += width) {
+    const bool is_whole = column + width <= it.columns;
+    for (int64_t row = 0; row < it.rows; row += width) {
+      if (is_whole && row + width <= it.rows) {
+        transpose_block<T, true>(it, row, column);
+      } else {
+        transpose_block<T, false>(it, row, column);
+      }
+    }
+  }
+}
+
 // Packs the steps [begin, begin + steps) of a panel whose numbers are contiguous along the steps.
 template <typename T, int kPanelWidth, bool kWhole>
 inline void pack_along(const Packing<T>& it, int64_t begin, int64_t steps) {

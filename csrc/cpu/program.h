@@ -124,6 +124,9 @@ std::unique_ptr<const Kernel> make_runner(Program program);
 // The instruction set that a node is compiled for.
 inline Isa isa_of(const BoundNode& bound) { return isa_or_best(bound.options.target); }
 
+// See region::Codegen::compile_copy().
+std::unique_ptr<const Kernel> make_copy(const Layout& from, const Layout& to, Isa isa);
+
 // The kernels of single nodes, which codegen.cpp lists (see region::KernelRow).
 std::unique_ptr<const Kernel> make_attention(const BoundNode& bound);
 std::unique_ptr<const Kernel> make_attention_grad(const BoundNode& bound);

@@ -45,6 +45,12 @@ class Codegen final : public region::Codegen {
                                         const region::CodegenOptions& /*options*/) const override {
     return nullptr;
   }
+  // Copies in words are PyTorch's (run/word_copy.h).
+  std::unique_ptr<const Kernel> compile_copy(
+      const Layout& /*from*/, const Layout& /*to*/,
+      const region::CodegenOptions& /*options*/) const override {
+    return nullptr;
+  }
   bool prefers(const region::Product& /*product*/,
                const region::CodegenOptions& /*options*/) const override {
     return false;

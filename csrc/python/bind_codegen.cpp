@@ -74,6 +74,10 @@ class CpuCodegen : public region::Codegen {
                                         const region::CodegenOptions& options) const override {
     return cpu::codegen().compile(product, options);
   }
+  std::unique_ptr<const Kernel> compile_copy(const Layout& from, const Layout& to,
+                                             const region::CodegenOptions& options) const override {
+    return cpu::codegen().compile_copy(from, to, options);
+  }
   bool prefers(const region::Product& product,
                const region::CodegenOptions& options) const override {
     return cpu::codegen().prefers(product, options);

@@ -114,8 +114,12 @@ class Codegen {
   // if there is no kernel for these dtypes.
   virtual std::unique_ptr<const Kernel> compile(const Product& product,
                                                 const CodegenOptions& options) const = 0;
-  // Whether that kernel is expected to be faster than the device's own library. The answer depends
-  // on the product and the device alone.
+  // Compiles a copy between tensors of one dtype and of the same sizes, which must not overlap.
+  // Returns nullptr if PyTorch's copy is as fast.
+  virtual std::unique_ptr<const Kernel> compile_copy(const Layout& from, const Layout& to,
+                                                     const CodegenOptions& options) const = 0;
+  // Whether the kernel of a product is expected to be faster than the device's own library. The
+  // answer depends on the product and the device alone.
   virtual bool prefers(const Product& product, const CodegenOptions& options) const = 0;
   // The target that kernels are compiled for: that of the options, or the default one.
   virtual std::string target(const CodegenOptions& options) const = 0;
