@@ -70,8 +70,11 @@ using ir::Value;
 using ops::ImageForm;
 using Kind = ops::ImageForm::Kind;
 
-// The time of a copy from one layout to the other, in reorders by oneDNN of the same image.
-constexpr int64_t kReordersPerCopy = 3;
+// The time of a copy from one layout to the other, in reorders by oneDNN of the same image: PyTorch
+// copies numbers of two bytes one by one (cpu/copy.cpp has the others).
+int64_t reorders_per_copy(const Value& image) {
+  return ir::size_bytes(image.type.dtype) < 4 ? 3 : 1;
+}
 
 bool is_expanded(const Value& value) { return ir::is(value.producer, "Expand"); }
 
@@ -402,7 +405,7 @@ class Chooser {
     const auto is_plain = [](int place) { return place == MinCut::kSource; };
     if (std::all_of(readers.begin(), readers.end(), is_plain) && is_plain(maker)) return;
     if (is_either_layout(value)) return;
-    const int64_t cost = kReordersPerCopy * scales_.num_bytes(value);
+    const int64_t cost = reorders_per_copy(value) * scales_.num_bytes(value);
     const int to_last = cut_.add_node(), to_first = cut_.add_node();
     to_first_[&value] = to_first;
     cut_.add_arc(maker, to_last, cost);

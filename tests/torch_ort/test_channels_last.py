@@ -229,10 +229,8 @@ def test_training_against_float64(name: str) -> None:
     size = (4, 3, 12, 12)
     with watchers.watching() as programs:
         check(make(name, size), [torch.randn(size) for _ in range(3)], 1e-4)
-    # These are read in ways that nothing is known of.
-    alone = {"shuffle", "padding"}
     (program,) = programs
-    assert (moved(program.captured) == 0) == (name in alone)
+    assert moved(program.captured) > 0
 
 
 @models("residual strides adaptive_pool transposed skip_bilinear cropped images")
