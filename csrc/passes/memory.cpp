@@ -1,6 +1,8 @@
 #include "passes/memory.h"
 
+#include "ops/aten_names.h"
 #include "ops/op.h"
+#include "passes/arguments.h"
 #include "passes/halves.h"
 
 #include <algorithm>
@@ -13,11 +15,14 @@ SharedMemory::SharedMemory(const ir::Graph& graph) {
     if (node.is_erased()) continue;
     const bool is_yield = is_border(&node);
     has_yield_ = has_yield_ || is_yield;
-    const bool writes = ops::may_write(node);
-    for (const ir::Value* input : node.inputs) {
-      if (input == nullptr) continue;
-      if (is_yield) leaving_.insert(root(input));
-      if (writes) written_.insert(root(input));
+    // Of other operators it is not known which of their operands they write to.
+    const size_t num_written = !ops::may_write(node)               ? 0
+                               : kind_of(node) == ops::aten::kCopy ? 1
+                                                                   : node.inputs.size();
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (node.inputs[i] == nullptr) continue;
+      if (is_yield) leaving_.insert(root(node.inputs[i]));
+      if (i < num_written) written_.insert(root(node.inputs[i]));
     }
   }
   // Values that a subgraph refers to by name are not among the inputs of its node.
