@@ -24,7 +24,7 @@ constexpr int64_t kBlocksPerThread = 4;
 constexpr int64_t kLeastNumbers = 1 << 12;
 constexpr int64_t kLeastRows = 4;
 
-// Matrices that are transposed: row j and column i of one are number j of row i in the copy.
+// Matrices that are transposed: number i of a row j becomes number j of row i of the copy.
 struct Matrices {
   Axis rows, columns;
   std::vector<Axis> batch;

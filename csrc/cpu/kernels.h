@@ -280,7 +280,7 @@ struct Kernels {
   // By opcode and variant; nullptr if the word has no such variant.
   std::array<std::array<Elementwise, kNumVariants>, kNumOpcodes> elementwise{};
   // By the opcode of a gradient: `gradient` as its word gives it for a and b, and `d` as
-  // word_of_gradient() gives it for b. Both take the same exponentials.
+  // word_of_gradient() gives it for b. Most of the work is the same.
   using WithGradient = void (*)(T* d, T* gradient, const T* a, const T* b, int64_t n);
   std::array<WithGradient, kNumOpcodes> with_gradient{};
   // `a` has contiguous rows of n numbers.

@@ -52,7 +52,7 @@ struct Instruction {
   double keep = 1;
 };
 
-// The word that is computed together with its gradient, because both take the same exponentials.
+// The word that is computed together with its gradient, because most of the work is the same.
 inline std::optional<Opcode> word_of_gradient(Opcode gradient) {
   switch (gradient) {
     case Opcode::kGeluGrad: return Opcode::kGelu;

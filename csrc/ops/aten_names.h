@@ -6,6 +6,7 @@ namespace torch_ort::ops::aten {
 
 inline constexpr const char* kBatchNorm = "aten::_native_batch_norm_legit_functional";
 inline constexpr const char* kBatchNormBackward = "aten::native_batch_norm_backward";
+// Its overload no_stats; the other one writes running statistics.
 inline constexpr const char* kBatchNormWithoutStatistics = "aten::_native_batch_norm_legit";
 inline constexpr const char* kCat = "aten::cat";
 inline constexpr const char* kCelu = "aten::celu";

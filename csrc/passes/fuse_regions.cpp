@@ -199,7 +199,8 @@ class Grouping {
       const std::optional<region::Spaces> spaces =
           region::find_spaces(nodes, group.elements, columns);
       if (!spaces || spaces->operands.size() > kMaxInputs) continue;
-      // Operands that are broadcast element by element are the slowest to read.
+      // Operands that are broadcast element by element are the slowest to read, then those whose
+      // rows are repeated.
       Cost cost;
       for (const region::Operand& input : spaces->operands) {
         cost.first += input.splits_columns ? 1 : 0;

@@ -115,7 +115,7 @@ class Codegen {
   virtual std::unique_ptr<const Kernel> compile(const Product& product,
                                                 const CodegenOptions& options) const = 0;
   // Compiles a copy between tensors of one dtype and of the same sizes, which must not overlap.
-  // Returns nullptr if PyTorch's copy is as fast.
+  // Returns nullptr if PyTorch's copy is as fast, or if there is no kernel for the dtype.
   virtual std::unique_ptr<const Kernel> compile_copy(const Layout& from, const Layout& to,
                                                      const CodegenOptions& options) const = 0;
   // Whether the kernel of a product is expected to be faster than the device's own library. The

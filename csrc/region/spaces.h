@@ -26,8 +26,8 @@ struct Operand {
   ir::Shape shape;
   // How many of its last dims stand against columns, if `shape` has only rows.
   int num_column_dims = 0;
-  // Whether it is broadcast along some of the dims that make columns, and not along others, so that
-  // its elements are read one by one. Otherwise whole rows are read, several times each.
+  // Whether it is full and broadcast along some of the dims that make columns, and not along
+  // others, so that its elements are read one by one.
   bool splits_columns = false;
 
   bool operator==(const Operand& other) const = default;

@@ -124,6 +124,51 @@ def test_bfloat16_with_channels_last():
         torch.testing.assert_close(mine.double(), double.double(), rtol=0, atol=0.03 * scale)
 
 
+READ_IN_OTHER_LAYOUTS = {
+    "pooled": lambda y: y.mean((2, 3)),
+    "flat": lambda y: y.flatten(1).sin(),
+    "row-major": lambda y: y.contiguous().sin(),
+    "channels last": lambda y: y.contiguous(memory_format=LAST).sin(),
+    "transposed": lambda y: y.permute(0, 2, 3, 1).contiguous().sin(),
+}
+
+
+@KEPT
+@pytest.mark.parametrize("read", READ_IN_OTHER_LAYOUTS)
+@pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gradients_that_come_in_another_layout(dtype, channels, layout, read, kept):
+    # Then the gradient of the norm may stay PyTorch's, which wants statistics of the norm's dtype.
+    norm = make_norm(4, channels, track_running_stats=kept).to(dtype)
+    exact = copy.deepcopy(norm).double()
+    x = torch.randn(2, channels, 4, 4).to(dtype).to(memory_format=layout)
+    found = []
+    for model, given in ((norm, x), (exact, x.double())):
+        given = given.detach().requires_grad_()
+        call = torch.compile(
+            lambda x, model=model: READ_IN_OTHER_LAYOUTS[read](model(x)),
+            backend="ort" if model is norm else "eager",
+        )
+        call(given).square().sum().backward()
+        found.append([given.grad, *(p.grad for p in model.parameters())])
+    for mine, double in zip(*found, strict=True):
+        scale = max(double.abs().max().item(), 1)
+        within = (0.06 if dtype is torch.bfloat16 else 2e-5) * scale
+        torch.testing.assert_close(mine.double(), double, rtol=0, atol=within)
+
+
+@pytest.mark.parametrize("shape", [(64, 5, 3), (4, 3, 8, 8), (8, 3, 50, 50)], ids=str)
+def test_the_variance_of_images_far_from_zero(shape):
+    x = torch.randn(shape) + 1e5
+    norm = make_norm(len(shape), shape[1], momentum=1.0, affine=False)
+    exact = copy.deepcopy(norm).double()
+    torch.compile(norm, backend="ort")(x)
+    exact(x.double())
+    for mine, double in zip(norm.buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(mine.double(), double.double(), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("layout", [PLAIN, LAST], ids=str)
 @pytest.mark.parametrize(
     "settings",

@@ -15,15 +15,16 @@ using ir::Value;
 
 // The moments of each channel, from those of each image and channel (Chan et al., "Updating
 // formulae and a pairwise algorithm for computing sample variances", 1979). This takes one pass
-// over the batch. The mean is rounded once, as the sum of a number near it and a small one.
-Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
+// over the batch.
+SplitMoments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& channels,
+                             Value* x) {
   // Two arguments of a call that both write nodes would write them in an order of the compiler's.
   Value* per_pixel = write.ratio(1, 1, channels.inner);
   Value* near = by.scale(by.sum_inner(x), per_pixel);  // the mean of an image, but for rounding
   Value* distance = write.make("Sub", {x, by.spread(near)});
   Value* sum = by.sum_inner(distance);
   Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
-  const Moments of_images = moments_around(write, near, sum, squares, channels.inner);
+  const SplitMoments of_images = moments_around(write, near, sum, squares, channels.inner);
 
   Value* per_image = write.ratio(1, 1, channels.batch);
   Value* middle = by.scale(by.sum_batch(near), per_image);
@@ -32,15 +33,17 @@ Moments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& chan
   Value* rest = by.scale(by.sum_batch(from_middle), per_image);
   Value* mean = write.make("Add", {middle, rest});
 
-  Value* shift = write.make("Sub", {of_images.mean, mean});
+  Value* shift = write.make("Sub", {from_middle, rest});  // of the unrounded means
   Value* pixels = write.ratio(1, channels.inner, 1);
   Value* shift_squares = by.scale(write.make("Mul", {shift, shift}), pixels);
-  return {mean, by.sum_batch(write.make("Add", {of_images.squares, shift_squares}))};
+  Value* squares_around = by.sum_batch(write.make("Add", {of_images.whole.squares, shift_squares}));
+  return {{mean, squares_around}, middle, rest};
 }
 
 // The moments of each channel, from distances to the mean of a part of the batch. This takes one
 // pass over the batch and that part.
-Moments moments_of_columns(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
+SplitMoments moments_of_columns(Expander& write, ChannelWriter& by, const Channels& channels,
+                                Value* x) {
   Value* near = write.reduce("ReduceMean", by.first_part(x, 0), by.pixels(0), false);
   Value* distance = write.make("Sub", {x, near});
   Value* sum = by.sum(distance);
@@ -69,23 +72,24 @@ bool expand_norm(Graph& graph, Node& node, const ops::Call& call, const Running&
   Expander write(graph, node, *x);
   ChannelWriter by(write, *channels);
   Value* numbers = by.image(x);
-  const auto [mean, squares] = channels->is_last ? moments_of_columns(write, by, *channels, numbers)
+  const SplitMoments moments = channels->is_last ? moments_of_columns(write, by, *channels, numbers)
                                                  : moments_of_rows(write, by, *channels, numbers);
   const Dim count = channels->count();
-  Value* variance = by.scale(squares, write.ratio(1, 1, count));
+  Value* variance = by.scale(moments.whole.squares, write.ratio(1, 1, count));
   ops::Formula& f = write.formula();
   Value* rstd = f.rsqrt(f.add(variance, f.constant(*epsilon)));
 
   Value* factor = weight == nullptr ? rstd : write.make("Mul", {rstd, write.number(weight)});
-  // The offset is rounded once, after the bias is added: where the mean is far from 0, x * factor
-  // and the offset cancel digits, and what is rounded in them is left.
-  Value* offset = write.make("Neg", {mean});
+  // The offset is rounded once: where the mean is far from 0, x * factor and the offset cancel
+  // digits, and what is rounded in them is left.
+  Value* offset = write.make("Neg", {moments.rest});
   offset = bias == nullptr ? write.make("Mul", {offset, factor})
                            : write.mul_add(offset, factor, write.number(bias));
+  offset = write.mul_add(write.make("Neg", {moments.near}), factor, offset);
   Value* wide_offset = by.spread(offset);
   Value* wide_factor = by.spread(factor);
   by.replace(0, write.mul_add(numbers, wide_factor, wide_offset));
-  write.replace_statistic(1, mean);
+  write.replace_statistic(1, moments.whole.mean);
   write.replace_statistic(2, rstd);
   const auto update = [&](size_t output, Value* before, Value* now, const Dim& divisor) {
     if (before == nullptr) return;
@@ -93,8 +97,8 @@ bool expand_norm(Graph& graph, Node& node, const ops::Call& call, const Running&
     Value* share = by.scale(now, write.ratio(*momentum, 1, divisor));
     write.replace(output, write.make("Add", {kept, share}));
   };
-  update(3, running.mean, mean, 1);
-  update(4, running.variance, squares, ops::minus(count, 1));
+  update(3, running.mean, moments.whole.mean, 1);
+  update(4, running.variance, moments.whole.squares, ops::minus(count, 1));
   return true;
 }
 
@@ -123,8 +127,8 @@ bool expand_batch_norm_backward(Graph& graph, Node& node) {
   Expander write(graph, node, *x);
   ChannelWriter by(write, *channels);
   grad = by.image(grad);
-  mean = write.number(mean);
-  rstd = write.number(rstd);
+  mean = write.statistic(mean);
+  rstd = write.statistic(rstd);
   Value* numbers = by.image(x);
   Value* centered = write.make("Sub", {numbers, by.spread(mean)});
   Value* sum = by.sum(grad);

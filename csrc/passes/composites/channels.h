@@ -108,14 +108,19 @@ class ChannelWriter {
 };
 
 struct Moments {
-  // The sum of the squared distances from the mean.
+  // The mean, and the sum of the squared distances from it.
   ir::Value *mean, *squares;
+};
+// Moments whose mean is near + rest, rounded.
+struct SplitMoments {
+  Moments whole;
+  ir::Value *near, *rest;
 };
 
 // The moments of `count` numbers, from the sums of their distances to a number near their mean, and
 // of the squares of these distances.
-inline Moments moments_around(Expander& write, ir::Value* near, ir::Value* sum, ir::Value* squares,
-                              const ir::Dim& count) {
+inline SplitMoments moments_around(Expander& write, ir::Value* near, ir::Value* sum,
+                                   ir::Value* squares, const ir::Dim& count) {
   ir::Value* shift = write.make("Mul", {sum, write.ratio(1, 1, count)});
   // Squares that are too large for the dtype stay infinite: they are more than what is taken off.
   const double largest = sum->type.dtype == ir::DType::kDouble ? std::numeric_limits<double>::max()
@@ -123,7 +128,7 @@ inline Moments moments_around(Expander& write, ir::Value* near, ir::Value* sum, 
   ir::Value* excess = write.make("Min", {write.make("Mul", {sum, shift}), write.constant(largest)});
   ir::Value* around = write.make("Sub", {squares, excess});
   ir::Value* mean = write.make("Add", {near, shift});
-  return {mean, write.make("Max", {around, write.constant(0)})};
+  return {{mean, write.make("Max", {around, write.constant(0)})}, near, shift};
 }
 
 }  // namespace torch_ort::passes::composites

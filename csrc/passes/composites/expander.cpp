@@ -100,10 +100,14 @@ void Expander::replace_transposed(size_t output, Value* value, const Shape& orde
 void Expander::replace_statistic(size_t output, Value* value) {
   if (!is_read(node_, output)) return;
   Value& old = *node_.outputs[output];
-  const bool leaves = std::any_of(old.uses.begin(), old.uses.end(), [](const ir::Use& use) {
-    return use.node == nullptr || is_border(use.node);
-  });
-  ir::replace_uses(old, leaves ? *cast(value, old.type.dtype) : *value, graph());
+  const bool is_known = old.type.is_known();
+  ir::replace_uses(old, is_known ? *cast(value, old.type.dtype) : *value, graph());
+}
+
+Value* Expander::statistic(Value* value) {
+  const Node* maker = value->producer;
+  const bool is_rounded = ir::is(maker, "Cast") && maker->inputs[0]->type.dtype == dtype_;
+  return is_rounded ? maker->inputs[0] : number(value);
 }
 
 Value* Expander::transposed(Value* x, const Shape& order) {

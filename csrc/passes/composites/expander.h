@@ -36,6 +36,8 @@ class Expander : public ops::Writer {
 
   // A value of the graph, cast to the dtype that the formulas compute in.
   ir::Value* number(ir::Value* value) { return formula_.number(value); }
+  // The same for what another norm gives: the number before it was rounded, if that is known.
+  ir::Value* statistic(ir::Value* value);
   ir::Value* constant(double number) { return formula_.constant(number); }
   ir::Value* ones(const ir::Shape& shape);
   // factor * numerator / denominator
@@ -54,8 +56,7 @@ class Expander : public ops::Writer {
   // As replace(), for a value that a transpose makes the output of. A reader that undoes the
   // transpose reads the value itself.
   void replace_transposed(size_t output, ir::Value* value, const ir::Shape& order);
-  // As replace(), but readers inside of the graph get the value in the dtype in which it was
-  // computed; it is rounded only where it leaves the graph.
+  // As replace(), for an output that only gradients of norms read, whose type may not be known.
   void replace_statistic(size_t output, ir::Value* value);
   // A transpose that undoes the one before it gives the input of that one.
   ir::Value* transposed(ir::Value* x, const ir::Shape& order);

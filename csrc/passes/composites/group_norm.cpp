@@ -56,7 +56,7 @@ class GroupWriter {
     return shaped(numbers, {groups_.channels.batch, groups_.channels.channels});
   }
   // (N, G) -> (N, G, 1), and back
-  Value* of_group(Value* numbers) { return shaped(write_.number(numbers), groups_.of_groups()); }
+  Value* of_group(Value* numbers) { return shaped(write_.statistic(numbers), groups_.of_groups()); }
   Value* statistic(Value* numbers) {
     return shaped(numbers, {groups_.channels.batch, groups_.count});
   }
@@ -119,7 +119,7 @@ Moments moments_of_images(Expander& write, ChannelWriter& by, const Channels& ch
   Value* distance = write.make("Sub", {x, by.spread(near)});
   Value* sum = by.sum_inner(distance);
   Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
-  return moments_around(write, near, sum, squares, channels.inner);
+  return moments_around(write, near, sum, squares, channels.inner).whole;
 }
 
 // The moments of each group, from those of each image and channel (Chan et al., as in

@@ -83,7 +83,8 @@ bool expand_layer_norm_backward(Graph& graph, Node& node) {
   Expander write(graph, node, *x);
   ops::Formula& f = write.formula();
   grad = f.number(grad);
-  rstd = f.number(rstd);
+  mean = write.statistic(mean);
+  rstd = write.statistic(rstd);
   Value* normal = ops::normalized(f, x, mean, rstd);
   if (is_read(node, 0)) {
     write.replace(0, ops::layer_norm_gradient(f, grad, weight, normal, rstd, columns));
@@ -153,7 +154,7 @@ bool expand_rms_norm_backward(Graph& graph, Node& node) {
   Expander write(graph, node, *x);
   ops::Formula& f = write.formula();
   grad = f.number(grad);
-  rstd = f.number(rstd);
+  rstd = write.statistic(rstd);
   Value* normal = f.mul(f.number(x), rstd);
   const Shape columns = range(rank - normalized, rank), rows = range(0, rank - normalized);
   if (is_read(node, 0)) {
