@@ -13,6 +13,15 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
+// (N, C) -> (C): the row of the first image.
+Value* first_of(Expander& write, const Channels& channels, Value* numbers) {
+  const ir::Shape shape = {Dim(1), channels.channels};
+  const Node& row =
+      write.add({"", "Slice"}, {numbers, write.ints({0}), write.ints({1}), write.ints({0})},
+                {ops::view_type(numbers->type, shape, ops::strides_of(numbers->type))});
+  return write.reshape(row.outputs[0], {channels.channels});
+}
+
 // The moments of each channel, from those of each image and channel (Chan et al., "Updating
 // formulae and a pairwise algorithm for computing sample variances", 1979). This takes one pass
 // over the batch.
@@ -26,10 +35,11 @@ SplitMoments moments_of_rows(Expander& write, ChannelWriter& by, const Channels&
   Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
   const SplitMoments of_images = moments_around(write, near, sum, squares, channels.inner);
 
-  Value* per_image = write.ratio(1, 1, channels.batch);
-  Value* middle = by.scale(by.sum_batch(near), per_image);
+  // Distances from the mean of the first image are small beside the deviation of all numbers.
+  Value* middle = first_of(write, channels, near);
   Value* to_near = write.make("Sub", {near, middle});
   Value* from_middle = write.make("Add", {to_near, by.scale(sum, per_pixel)});
+  Value* per_image = write.ratio(1, 1, channels.batch);
   Value* rest = by.scale(by.sum_batch(from_middle), per_image);
   Value* mean = write.make("Add", {middle, rest});
 
