@@ -34,7 +34,7 @@ T* thread_memory(int64_t size) {
   constexpr size_t kLine = 64 / sizeof(T);
   const size_t wanted = static_cast<size_t>(size) + kLine;
   if (memory.size() < wanted) memory.resize(wanted);
-  void* begin = memory.data();
+  auto* begin = static_cast<void*>(memory.data());
   size_t num_bytes = memory.size() * sizeof(T);
   return static_cast<T*>(std::align(64, static_cast<size_t>(size) * sizeof(T), begin, num_bytes));
 }

@@ -7,8 +7,8 @@
 
 namespace torch_ort::run {
 
-// nullptr if the step is no such copy, or if the generator has no kernel that is faster than the one
-// that the step names.
+// nullptr if the step is no such copy, or if the generator has no kernel that is faster than the
+// one that the step names.
 std::unique_ptr<BoundStep> bind_kernel_copy(const OutStep& step, Binder& binder);
 
 }  // namespace torch_ort::run
