@@ -13,32 +13,16 @@ using ir::Graph;
 using ir::Node;
 using ir::Value;
 
-// (N, C) -> (C): the row of the first image.
-Value* first_of(Expander& write, const Channels& channels, Value* numbers) {
-  const ir::Shape shape = {Dim(1), channels.channels};
-  const Node& row =
-      write.add({"", "Slice"}, {numbers, write.ints({0}), write.ints({1}), write.ints({0})},
-                {ops::view_type(numbers->type, shape, ops::strides_of(numbers->type))});
-  return write.reshape(row.outputs[0], {channels.channels});
-}
-
 // The moments of each channel, from those of each image and channel (Chan et al., "Updating
 // formulae and a pairwise algorithm for computing sample variances", 1979). This takes one pass
 // over the batch.
 SplitMoments moments_of_rows(Expander& write, ChannelWriter& by, const Channels& channels,
                              Value* x) {
-  // Two arguments of a call that both write nodes would write them in an order of the compiler's.
-  Value* per_pixel = write.ratio(1, 1, channels.inner);
-  Value* near = by.scale(by.sum_inner(x), per_pixel);  // the mean of an image, but for rounding
-  Value* distance = write.make("Sub", {x, by.spread(near)});
-  Value* sum = by.sum_inner(distance);
-  Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
-  const SplitMoments of_images = moments_around(write, near, sum, squares, channels.inner);
-
+  const SplitMoments of_images = moments_of_images(write, by, channels, x);
   // Distances from the mean of the first image are small beside the deviation of all numbers.
-  Value* middle = first_of(write, channels, near);
-  Value* to_near = write.make("Sub", {near, middle});
-  Value* from_middle = write.make("Add", {to_near, by.scale(sum, per_pixel)});
+  Value* middle = write.reshape(by.first(of_images.near, 0, 1), {channels.channels});
+  Value* to_near = write.make("Sub", {of_images.near, middle});
+  Value* from_middle = write.make("Add", {to_near, of_images.rest});
   Value* per_image = write.ratio(1, 1, channels.batch);
   Value* rest = by.scale(by.sum_batch(from_middle), per_image);
   Value* mean = write.make("Add", {middle, rest});
@@ -99,8 +83,8 @@ bool expand_norm(Graph& graph, Node& node, const ops::Call& call, const Running&
   Value* wide_offset = by.spread(offset);
   Value* wide_factor = by.spread(factor);
   by.replace(0, write.mul_add(numbers, wide_factor, wide_offset));
-  write.replace_statistic(1, moments.whole.mean);
-  write.replace_statistic(2, rstd);
+  write.replace(1, moments.whole.mean);
+  write.replace(2, rstd);
   const auto update = [&](size_t output, Value* before, Value* now, const Dim& divisor) {
     if (before == nullptr) return;
     Value* kept = by.scale(write.number(before), write.constant(1 - *momentum));

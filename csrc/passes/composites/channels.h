@@ -92,6 +92,10 @@ class ChannelWriter {
     if (count == size) return x;
     // If x is a cast, the slice is taken of its input: the cast then stays in registers.
     if (ir::is(x->producer, "Cast")) return write_.number(first_part(x->producer->inputs[0], axis));
+    return first(x, axis, count);
+  }
+  // A view of the first `count` along an axis.
+  ir::Value* first(ir::Value* x, int64_t axis, const ir::Dim& count) {
     ir::Shape shape = *x->type.shape;
     shape[axis] = count;
     return write_
@@ -129,6 +133,33 @@ inline SplitMoments moments_around(Expander& write, ir::Value* near, ir::Value* 
   ir::Value* around = write.make("Sub", {squares, excess});
   ir::Value* mean = write.make("Add", {near, shift});
   return {{mean, write.make("Max", {around, write.constant(0)})}, near, shift};
+}
+
+// A number near the mean of each image and channel: the mean as far as rounding allows or, in
+// channels-last layout, that of a part. A row of a row-major image is in the cache when it is read
+// again.
+inline ir::Value* near_mean(Expander& write, ChannelWriter& by, const Channels& channels,
+                            ir::Value* x) {
+  if (!channels.is_last) {
+    ir::Value* share = write.ratio(1, 1, channels.inner);
+    return by.scale(by.sum_inner(x), share);
+  }
+  ir::Value* part = by.first_part(x, 1);
+  const ir::Shape& shape = *part->type.shape;
+  const ir::Dim pixels = ir::numel(ir::Shape(shape.begin() + 1, shape.end() - 1));
+  ir::Value* share = write.ratio(1, 1, pixels);  // before the sum, whichever compiler
+  return by.scale(by.sum_inner(part), share);
+}
+
+// The moments of each image and channel, from distances to a number near the mean. The mean is
+// exact then to its last digit, on which the gradient of a weight depends if it is large.
+inline SplitMoments moments_of_images(Expander& write, ChannelWriter& by, const Channels& channels,
+                                      ir::Value* x) {
+  ir::Value* near = near_mean(write, by, channels, x);
+  ir::Value* distance = write.make("Sub", {x, by.spread(near)});
+  ir::Value* sum = by.sum_inner(distance);
+  ir::Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
+  return moments_around(write, near, sum, squares, channels.inner);
 }
 
 }  // namespace torch_ort::passes::composites

@@ -2,10 +2,7 @@
 
 #include "ir/edit.h"
 #include "ops/shapes.h"
-#include "passes/halves.h"
 #include "passes/unread.h"
-
-#include <algorithm>
 
 namespace torch_ort::passes::composites {
 
@@ -73,7 +70,8 @@ ir::Type Expander::typed(const Shape& shape, const Value& like) const {
 void Expander::replace(size_t output, Value* value) {
   if (!is_read(node_, output)) return;
   Value& old = *node_.outputs[output];
-  ir::replace_uses(old, *cast(value, old.type.dtype), graph());
+  const bool has_dtype = old.type.dtype != ir::DType::kUndefined;
+  ir::replace_uses(old, has_dtype ? *cast(value, old.type.dtype) : *value, graph());
 }
 
 void Expander::replace_elements(size_t output, Value* value) {
@@ -95,13 +93,6 @@ void Expander::replace_transposed(size_t output, Value* value, const Shape& orde
     if (use.node == nullptr || !undoes(*use.node, maker)) continue;
     ir::replace_uses(*use.node->outputs[0], *maker.inputs[0], graph());
   }
-}
-
-void Expander::replace_statistic(size_t output, Value* value) {
-  if (!is_read(node_, output)) return;
-  Value& old = *node_.outputs[output];
-  const bool is_known = old.type.is_known();
-  ir::replace_uses(old, is_known ? *cast(value, old.type.dtype) : *value, graph());
 }
 
 Value* Expander::statistic(Value* value) {

@@ -48,7 +48,8 @@ class Expander : public ops::Writer {
   // The type of a value with this shape in the dtype that the formulas compute in.
   ir::Type typed(const ir::Shape& shape, const ir::Value& like) const;
 
-  // All readers of an output of the node now read `value`.
+  // All readers of an output of the node now read `value`, cast to the dtype of the output if that
+  // is known.
   void replace(size_t output, ir::Value* value);
   // As replace(), for a value that is computed element by element: it gets the strides of the old
   // output.
@@ -56,8 +57,6 @@ class Expander : public ops::Writer {
   // As replace(), for a value that a transpose makes the output of. A reader that undoes the
   // transpose reads the value itself.
   void replace_transposed(size_t output, ir::Value* value, const ir::Shape& order);
-  // As replace(), for an output that only gradients of norms read, whose type may not be known.
-  void replace_statistic(size_t output, ir::Value* value);
   // A transpose that undoes the one before it gives the input of that one.
   ir::Value* transposed(ir::Value* x, const ir::Shape& order);
 

@@ -97,36 +97,11 @@ class GroupWriter {
   Value* ones_ = nullptr;
 };
 
-// A number near the mean of each image and channel: the mean as far as rounding allows or, in
-// channels-last layout, that of a part. A row of a row-major image is in the cache when it is read
-// again.
-Value* near_mean(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
-  if (!channels.is_last) {
-    Value* share = write.ratio(1, 1, channels.inner);
-    return by.scale(by.sum_inner(x), share);
-  }
-  Value* part = by.first_part(x, 1);
-  const Shape& shape = *part->type.shape;
-  const Dim pixels = ir::numel(Shape(shape.begin() + 1, shape.end() - 1));
-  Value* share = write.ratio(1, 1, pixels);  // before the sum, whichever compiler
-  return by.scale(by.sum_inner(part), share);
-}
-
-// The moments of each image and channel, from distances to a number near the mean. The mean is
-// exact then to its last digit, on which the gradient of a weight depends if it is large.
-Moments moments_of_images(Expander& write, ChannelWriter& by, const Channels& channels, Value* x) {
-  Value* near = near_mean(write, by, channels, x);
-  Value* distance = write.make("Sub", {x, by.spread(near)});
-  Value* sum = by.sum_inner(distance);
-  Value* squares = by.sum_inner(write.make("Mul", {distance, distance}));
-  return moments_around(write, near, sum, squares, channels.inner).whole;
-}
-
 // The moments of each group, from those of each image and channel (Chan et al., as in
 // batch_norm.cpp).
 Moments moments_of_groups(Expander& write, ChannelWriter& by, GroupWriter& small,
                           const Groups& groups, Value* x) {
-  const Moments of_channels = moments_of_images(write, by, groups.channels, x);
+  const Moments of_channels = moments_of_images(write, by, groups.channels, x).whole;
   if (groups.are_single()) return of_channels;
   Value* channel_mean = small.split(of_channels.mean);
   Value* mean = small.mean(channel_mean);
@@ -159,8 +134,8 @@ bool write_group_norm(Graph& graph, Node& node, const GroupNorm& norm) {
   if (norm.bias != nullptr) offset = write.make("Add", {offset, small.of_channel(norm.bias)});
   by.replace(0,
              write.mul_add(numbers, by.spread(small.join(factor)), by.spread(small.join(offset))));
-  write.replace_statistic(1, small.statistic(mean));
-  write.replace_statistic(2, small.statistic(rstd));
+  write.replace(1, small.statistic(mean));
+  write.replace(2, small.statistic(rstd));
   return true;
 }
 

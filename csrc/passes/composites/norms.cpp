@@ -39,8 +39,8 @@ bool write_layer_norm(Graph& graph, Node& node, const LayerNorm& norm) {
   const auto [result, mean, deviation] =
       ops::layer_norm(f, norm.x, norm.columns, norm.epsilon, norm.weight, norm.bias);
   write.replace(0, result);
-  write.replace_statistic(1, mean);
-  write.replace_statistic(2, f.reciprocal(deviation));
+  write.replace(1, mean);
+  write.replace(2, f.reciprocal(deviation));
   return true;
 }
 
@@ -116,7 +116,7 @@ bool write_rms_norm(Graph& graph, Node& node, const RmsNorm& norm) {
   const auto [result, rstd] =
       ops::rms_norm(write.formula(), norm.x, norm.columns, epsilon, norm.weight);
   write.replace(0, result);
-  write.replace_statistic(1, rstd);
+  write.replace(1, rstd);
   return true;
 }
 
