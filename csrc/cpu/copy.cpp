@@ -76,13 +76,7 @@ class TransposingCopy final : public Kernel {
       for (int64_t block = begin; block < end; ++block) {
         const int64_t within = block % of_matrix;
         const int64_t row = within % row_blocks_ * kBlock, column = within / row_blocks_ * kBlock;
-        int64_t matrix = block / of_matrix, a = 0, b = 0;
-        for (size_t axis = it_.batch.size(); axis-- > 0;) {
-          const int64_t at = matrix % it_.batch[axis].size;
-          matrix /= it_.batch[axis].size;
-          a += at * it_.batch[axis].a;
-          b += at * it_.batch[axis].b;
-        }
+        const auto [a, b] = region::offsets_of(it_.batch, block / of_matrix);
         kernels_.transpose({.to = to + b + row + column * it_.columns.b,
                             .to_row = it_.columns.b,
                             .from = from + a + row * it_.rows.a + column,

@@ -30,23 +30,7 @@ constexpr int64_t kSums = 1 << 16;           // so many stay in the second-level
 constexpr int64_t kLine = 16;                // numbers in a cache line
 
 using Axis = region::PairedAxis;
-
-struct Offsets {
-  int64_t a = 0, b = 0;
-};
-
-// The offsets of an element. Elements are numbered over all dims, with the last dim varying
-// fastest.
-Offsets offsets_of(const std::vector<Axis>& axes, int64_t element) {
-  Offsets offsets;
-  for (size_t i = axes.size(); i-- > 0;) {
-    const int64_t at = i == 0 ? element : element % axes[i].size;
-    offsets.a += at * axes[i].a;
-    offsets.b += at * axes[i].b;
-    element /= axes[i].size;
-  }
-  return offsets;
-}
+using Offsets = region::PairedOffsets;
 
 // Some places in a row: their distances along the dim, and the offsets of their parts, both in
 // elements.
@@ -107,7 +91,7 @@ class Taking {
   int64_t num_places = 1, num_outer = 1;
   Axis inner{1, 1, 1};  // the innermost dim of what is written
 
-  Offsets outer(int64_t number) const { return offsets_of(outer_, number); }
+  Offsets outer(int64_t number) const { return region::offsets_of(outer_, number); }
 
   // The distance from a part to the next if all distances are equal, else -1.
   int64_t part_stride() const {
@@ -159,7 +143,7 @@ class Taking {
       return;
     }
     for (int64_t i = first; i < first + count; ++i) {
-      const Offsets at = offsets_of(places_, i);
+      const Offsets at = region::offsets_of(places_, i);
       visit(ids[at.a], at.b);
     }
   }
