@@ -1,9 +1,10 @@
-#include "run/steps/word_copy.h"
+#include "run/steps/copy.h"
 
 #include "ops/aten_names.h"
 #include "run/binder.h"
 #include "run/context.h"
 #include "run/counters.h"
+#include "run/steps/kernel.h"
 #include "run/word_copy.h"
 
 namespace torch_ort::run {
@@ -31,17 +32,38 @@ bool are_alike(const TensorSpec& a, const TensorSpec& b) {
   return same_strides(a.sizes, a.strides, b.strides) && is_dense(a);
 }
 
+std::unique_ptr<BoundStep> bind_word_copy(const OutStep& step, int source, Binder& binder) {
+  const TensorSpec &from = binder.spec(source), &to = binder.spec(step.outputs[0]);
+  if (to.bytes < kLeastBytes || are_alike(from, to) || !has_word_copy(from, to.strides)) {
+    return nullptr;
+  }
+  return std::make_unique<BoundWordCopy>(step, source, binder);
+}
+
+std::unique_ptr<BoundStep> bind_kernel_copy(const OutStep& step, int source, Binder& binder) {
+  const ir::Type& type = binder.graph().value(step.outputs[0]).type;
+  const region::Codegen* codegen = type.is_known() ? region::codegen_for(type.device) : nullptr;
+  if (codegen == nullptr) return nullptr;
+  std::shared_ptr<const region::Kernel> kernel =
+      codegen->compile_copy(layout_of(source, binder), layout_of(step.outputs[0], binder),
+                            binder.graph().options.regions);
+  if (kernel == nullptr) return nullptr;
+  return std::make_unique<BoundKernel>(step, binder, std::vector<int>{source}, std::move(kernel),
+                                       &StepCounts::out);
+}
+
 }  // namespace
 
-std::unique_ptr<BoundStep> bind_word_copy(const OutStep& step, Binder& binder) {
+std::unique_ptr<BoundStep> bind_copy(const OutStep& step, Binder& binder) {
   if (step.op.operator_name().name != ops::aten::kCopy || step.outputs.size() != 1) return nullptr;
-  const ArgSource& source = step.args.at(1);
-  if (source.kind != ArgSource::Kind::kSlot) return nullptr;
-  const TensorSpec &from = binder.spec(source.slots[0]), &to = binder.spec(step.outputs[0]);
-  if (!from.known || !to.known || !to.device.is_cuda() || from.device != to.device) return nullptr;
-  if (from.dtype != to.dtype || from.sizes != to.sizes || to.bytes < kLeastBytes) return nullptr;
-  if (are_alike(from, to) || !has_word_copy(from, to.strides)) return nullptr;
-  return std::make_unique<BoundWordCopy>(step, source.slots[0], binder);
+  const ArgSource& argument = step.args.at(1);
+  if (argument.kind != ArgSource::Kind::kSlot) return nullptr;
+  const int source = argument.slots[0];
+  const TensorSpec &from = binder.spec(source), &to = binder.spec(step.outputs[0]);
+  if (!from.known || !to.known || from.device != to.device) return nullptr;
+  if (from.dtype != to.dtype || from.sizes != to.sizes) return nullptr;
+  return to.device.is_cuda() ? bind_word_copy(step, source, binder)
+                             : bind_kernel_copy(step, source, binder);
 }
 
 }  // namespace torch_ort::run

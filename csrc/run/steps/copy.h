@@ -1,4 +1,5 @@
-// A copy between tensors of one dtype and different layouts, 16 bytes at once (run/word_copy.h).
+// A copy between tensors of one dtype and different layouts, other than by the kernel that the step
+// names: on GPUs 16 bytes at once (run/word_copy.h), else by a kernel of region/codegen.h.
 #pragma once
 
 #include "run/steps/out.h"
@@ -8,6 +9,6 @@
 namespace torch_ort::run {
 
 // nullptr if the step is no such copy, or if the kernel that it names does as well.
-std::unique_ptr<BoundStep> bind_word_copy(const OutStep& step, Binder& binder);
+std::unique_ptr<BoundStep> bind_copy(const OutStep& step, Binder& binder);
 
 }  // namespace torch_ort::run

@@ -5,8 +5,7 @@
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/out_forms.h"
-#include "run/steps/kernel_copy.h"
-#include "run/steps/word_copy.h"
+#include "run/steps/copy.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
@@ -117,8 +116,7 @@ std::optional<OutStep> find_out_step(const CallSite& site) {
 }
 
 std::unique_ptr<BoundStep> OutStep::bind(Binder& binder) const {
-  if (auto copy = bind_word_copy(*this, binder)) return copy;
-  if (auto copy = bind_kernel_copy(*this, binder)) return copy;
+  if (auto copy = bind_copy(*this, binder)) return copy;
   return std::make_unique<BoundOut>(*this, binder);
 }
 
