@@ -4,8 +4,8 @@ A file is `# PASS: name` and cases, each headed by `# ----- title`: a model, `# 
 graph that the pass leaves. `pytest --accept tests/passes` writes the graphs anew; the reviewer
 reads the difference. Both graphs of a case are run on the same inputs and must agree, to the bit
 but for the passes that compute in another way: these within 1e-5, or within what the head of their
-file says, as `# WITHIN: 1e-4`. `# CUT DIGITS WITHIN: 1e-2` is for graphs with short floats, if the
-pass keeps digits that these cut off.
+file says, as `# WITHIN: 1e-4`. `# CUT DIGITS WITHIN: 1e-2` is for graphs that cast to short
+floats, or say `# CUT DIGITS`, if the pass keeps digits that these cut off.
 A line `# TAGGED must_recompute in 0: a b` tags the nodes that give `a` and `b`, for the text form
 has no word for it. `# AFTER PASS: channels_last` runs that pass before. `# REGISTERS: few` in the
 head of a file lets the pass choose as on a processor with AVX2, in place of AVX-512.
@@ -31,7 +31,7 @@ TAGGED = re.compile(r"^# TAGGED (\w+) in (\d+): (.*)$", re.MULTILINE)
 EARLIER = re.compile(r"^# AFTER PASS: (\w+)$", re.MULTILINE)
 FEW_REGISTERS = "\n# REGISTERS: few\n"
 SIZES = {"N": 3, "M": 5}
-SHORT_FLOATS = re.compile(r"Cast <to = 1[06]>|bfloat16")
+SHORT_FLOATS = re.compile(r"Cast <to = 1[06]>|^# CUT DIGITS$", re.MULTILINE)
 PASSES = {each.name: each for each in _C.passes()}
 
 
