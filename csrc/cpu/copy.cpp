@@ -1,7 +1,8 @@
-// Copies to another layout whose rows are the columns of the first one, such as images to channels
-// last and back. PyTorch's copy reads or writes single numbers there: 8 GB/s with one thread on a
-// Zen 5, where blocks that are transposed in registers come to 40 or more, and to 22 beyond the
-// caches.
+// Copies that PyTorch's is slow at:
+// - to another layout whose rows are the columns of the first one, such as images to channels last
+//   and back. PyTorch reads or writes single numbers there: 8 GB/s with one thread on a Zen 5,
+//   where blocks that are transposed in registers come to 40 or more, and to 22 beyond the caches;
+// - of few bytes, such as one time of a sequence, which take less time than PyTorch's preparations.
 #include "base/error.h"
 #include "base/rounding.h"
 #include "cpu/parallel.h"
@@ -9,6 +10,7 @@
 #include "region/paired_axes.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace torch_ort::cpu {
 
@@ -93,11 +95,72 @@ class TransposingCopy final : public Kernel {
   const int64_t row_blocks_, column_blocks_;
 };
 
+// Copies of up to so many bytes take less time than PyTorch needs to prepare one.
+constexpr int64_t kFewBytes = 1 << 14;
+
+// T has the size of an element, as above.
+template <typename T>
+class SmallCopy final : public Kernel {
+ public:
+  SmallCopy(std::vector<Axis> axes, int64_t count) : outer_(std::move(axes)) {
+    if (!outer_.empty()) {
+      inner_ = outer_.back();
+      outer_.pop_back();
+    }
+    num_runs_ = count / std::max<int64_t>(1, inner_.size);
+  }
+
+  std::string str() const override {
+    return concat("copy, ", num_runs_, " runs of ", inner_.size, "\n");
+  }
+
+  void run(const void* const* inputs, void* const* outputs) const override {
+    for (int64_t run = 0; run < num_runs_; ++run) {
+      const auto [a, b] = region::offsets_of(outer_, run);
+      const T* from = static_cast<const T*>(inputs[0]) + a;
+      T* to = static_cast<T*>(outputs[0]) + b;
+      if (inner_.a == 1 && inner_.b == 1) {
+        std::memcpy(to, from, static_cast<size_t>(inner_.size) * sizeof(T));
+      } else {
+        for (int64_t i = 0; i < inner_.size; ++i) to[i * inner_.b] = from[i * inner_.a];
+      }
+    }
+  }
+
+ private:
+  std::vector<Axis> outer_;
+  Axis inner_{.size = 1, .a = 1, .b = 1};
+  int64_t num_runs_ = 0;
+};
+
+std::unique_ptr<const Kernel> make_small_copy(const Layout& from, const Layout& to) {
+  std::vector<Axis> axes;
+  int64_t count = 1;
+  for (size_t i = 0; i < from.sizes.size(); ++i) {
+    axes.push_back({from.sizes[i], from.strides[i], to.strides[i]});
+    count *= from.sizes[i];
+  }
+  const int64_t bytes = ir::size_bytes(from.dtype);
+  if (count >= kFewBytes / bytes) return nullptr;
+  // The copy is written in the order of its memory.
+  std::stable_sort(axes.begin(), axes.end(),
+                   [](const Axis& x, const Axis& y) { return x.b > y.b; });
+  axes = region::merge(axes);
+  switch (bytes) {
+    case 1: return std::make_unique<const SmallCopy<uint8_t>>(std::move(axes), count);
+    case 2: return std::make_unique<const SmallCopy<uint16_t>>(std::move(axes), count);
+    case 4: return std::make_unique<const SmallCopy<uint32_t>>(std::move(axes), count);
+    case 8: return std::make_unique<const SmallCopy<uint64_t>>(std::move(axes), count);
+    default: return nullptr;
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<const Kernel> make_copy(const Layout& from, const Layout& to, Isa isa) {
   ORT_CHECK(from.dtype == to.dtype && from.sizes == to.sizes,
             "copy: got tensors of different dtypes or sizes");
+  if (auto small = make_small_copy(from, to)) return small;
   const int64_t bytes = ir::size_bytes(from.dtype);
   if (bytes != sizeof(float) && bytes != sizeof(double)) return nullptr;
   std::optional<Matrices> found = matrices_of(from, to);

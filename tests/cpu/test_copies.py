@@ -1,4 +1,4 @@
-"""Copies whose rows are columns of what is copied, by the kernel that transposes blocks."""
+"""Copies by kernels of the engine: small ones, and those whose rows are columns before."""
 
 from __future__ import annotations
 
@@ -97,9 +97,39 @@ def test_any_order_of_dims(sizes: list[int], choose, dtype: torch.dtype) -> None
     assert torch.equal(got, x.permute(order))
 
 
-def test_nan_bits_are_copied() -> None:
-    x = torch.arange(0x7F800001, 0x7F800001 + 80 * 64, dtype=torch.int64).int().view(80, 64)
-    graph = copy_of(torch.float32, [80, 64], (1, 0))
+SMALL = (*DTYPES, torch.bfloat16, torch.float16, torch.int16, torch.int8, torch.bool)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda x: math.prod(x) < 2000),
+    st.randoms(use_true_random=False),
+    st.sampled_from(SMALL),
+)
+def test_small_copies(sizes: list[int], choose, dtype: torch.dtype) -> None:
+    order = list(range(len(sizes)))
+    choose.shuffle(order)
+    session = _C.Session.compile(copy_of(dtype, sizes, tuple(order)), {}, _C.SessionOptions())
+    x = numbers(dtype, sizes)
+    (got,) = session.run({"x": x}).values()
+    assert torch.equal(got, x.permute(order))
+    assert all("copy, " in text for _, text in session.programs())
+
+
+@pytest.mark.parametrize(("rows", "is_small"), [(63, True), (64, False)])
+def test_where_small_copies_end(rows: int, is_small: bool) -> None:
+    session = _C.Session.compile(
+        copy_of(torch.float32, [rows, 64], (1, 0)), {}, _C.SessionOptions()
+    )
+    session.run({"x": torch.randn(rows, 64)})
+    ((_, text),) = session.programs()
+    assert text.startswith("copy, " if is_small else "transposing copy, ")
+
+
+@pytest.mark.parametrize("rows", [8, 80])
+def test_nan_bits_are_copied(rows: int) -> None:
+    x = torch.arange(0x7F800001, 0x7F800001 + rows * 64, dtype=torch.int64).int().view(rows, 64)
+    graph = copy_of(torch.float32, [rows, 64], (1, 0))
     (got,) = regions.run(graph, {"x": x.view(torch.float32)})
     assert torch.equal(got.view(torch.int32), x.t())
 

@@ -61,6 +61,8 @@ std::unique_ptr<BoundStep> bind_copy(const OutStep& step, Binder& binder) {
   const int source = argument.slots[0];
   const TensorSpec &from = binder.spec(source), &to = binder.spec(step.outputs[0]);
   if (!from.known || !to.known || from.device != to.device) return nullptr;
+  // Only PyTorch's copy knows of conjugate views.
+  if (c10::isComplexType(to.dtype)) return nullptr;
   if (from.dtype != to.dtype || from.sizes != to.sizes) return nullptr;
   return to.device.is_cuda() ? bind_word_copy(step, source, binder)
                              : bind_kernel_copy(step, source, binder);
