@@ -219,6 +219,7 @@ py::list plan_table(const Session& session) {
     row["area"] = tensor.area;
     row["offset"] = tensor.offset;
     row["bytes"] = tensor.bytes;
+    row["element_bytes"] = tensor.element_bytes;
     row["first_step"] = number(tensor.first_step);
     row["last_step"] = number(tensor.last_step);
     row["shares"] = text(tensor.shares);

@@ -73,7 +73,8 @@ class PlannedGraph {
   // The place of each tensor in the plan that was used last; empty before the first.
   struct TensorReport {
     std::string name, kind, area;
-    int64_t offset, bytes;
+    int64_t offset, bytes;  // gaps between elements included
+    int64_t element_bytes;
     int first_step, last_step;        // positions in execution order; -1: unused
     std::string shares, in_place_of;  // names of tensors; empty: none
   };

@@ -3,6 +3,8 @@
 #include "run/planned_graph.h"
 #include "run/replay.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 
 namespace torch_ort::run {
@@ -17,6 +19,11 @@ std::vector<const BoundStep*> steps_of(const Binding* binding) {
     for (const auto& bound : *half) steps.push_back(bound.get());
   }
   return steps;
+}
+
+int64_t element_bytes(const TensorSpec& spec) {
+  if (!spec.known) return 0;
+  return c10::multiply_integers(spec.sizes) * static_cast<int64_t>(c10::elementSize(spec.dtype));
 }
 
 }  // namespace
@@ -102,8 +109,9 @@ std::vector<PlannedGraph::TensorReport> PlannedGraph::plan_table() const {
     const plan::Placement& place = binding.plan.placements[slot];
     table.push_back({name_of(static_cast<int>(slot)),
                      tensor.delivered ? "delivered" : kKinds[static_cast<int>(tensor.kind)],
-                     kAreas[static_cast<int>(place.area)], place.offset, tensor.bytes, -1, -1,
-                     name_of(tensor.root), name_of(place.in_place_of)});
+                     kAreas[static_cast<int>(place.area)], place.offset, tensor.bytes,
+                     element_bytes(binding.specs[slot]), -1, -1, name_of(tensor.root),
+                     name_of(place.in_place_of)});
   }
   for (size_t position = 0; position < binding.plan.order.size(); ++position) {
     const plan::Step& step = binding.program.steps[binding.plan.order[position]];
