@@ -22,6 +22,7 @@ const Registry& registry() {
     register_reduction(ops);
     register_region(ops);
     register_shape(ops);
+    register_slice_scatter(ops);
     register_softmax(ops);
     register_training(ops);
     return ops;

@@ -14,6 +14,8 @@ inline constexpr const char* kClone = "aten::clone";
 inline constexpr const char* kConvolution = "aten::convolution";
 inline constexpr const char* kConvolutionBackward = "aten::convolution_backward";
 inline constexpr const char* kCopy = "aten::copy_";
+// The copy as a new tensor; the first argument says its dtype and layout.
+inline constexpr const char* kCopyLike = "aten::copy";
 inline constexpr const char* kDiv = "aten::div";
 inline constexpr const char* kDropoutBackward = "aten::native_dropout_backward";
 inline constexpr const char* kEluBackward = "aten::elu_backward";
@@ -41,7 +43,9 @@ inline constexpr const char* kRmsNormBackward = "aten::_fused_rms_norm_backward"
 inline constexpr const char* kRsqrt = "aten::rsqrt";
 inline constexpr const char* kSafeSoftmax = "aten::_safe_softmax";
 inline constexpr const char* kSelectBackward = "aten::select_backward";
+inline constexpr const char* kSelectScatter = "aten::select_scatter";
 inline constexpr const char* kSliceBackward = "aten::slice_backward";
+inline constexpr const char* kSliceScatter = "aten::slice_scatter";
 inline constexpr const char* kSoftmaxBackward = "aten::_softmax_backward_data";
 // run/autograd/sparse_gradients.cpp
 inline constexpr const char* kSparseSum = "torch_ort::sparse_sum";

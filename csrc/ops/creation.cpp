@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "ops/aten.h"
+#include "ops/aten_names.h"
 #include "ops/families.h"
 #include "ops/shapes.h"
 
@@ -196,6 +197,12 @@ void register_creation(Registry& ops) {
   range.int_inputs = {0, 1, 2};  // inputs of floating point must be constants
   ops.add(range);
 
+  for (const char* name : {"aten::empty", "aten::empty_like", "aten::empty_strided",
+                           "aten::new_empty", "aten::new_empty_strided"}) {
+    ops.add(Operator{.name = name, .is_uninitialized = true});
+  }
+  // PyTorch's kernel copies all memory that the first argument is a view of, and writes over it.
+  ops.add(Operator{.name = aten::kCopyLike, .overwrite = {.op = aten::kCopy, .args = second}});
   for (const char* name : {"aten::new_zeros", "aten::zeros", "aten::zeros_like"}) {
     ops.add(Operator{.name = name, .overwrite = {.op = kZero, .args = nothing}});
   }

@@ -22,6 +22,7 @@ void register_random(Registry& ops);
 void register_reduction(Registry& ops);
 void register_region(Registry& ops);
 void register_shape(Registry& ops);
+void register_slice_scatter(Registry& ops);
 void register_softmax(Registry& ops);
 void register_training(Registry& ops);
 

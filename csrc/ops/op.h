@@ -95,6 +95,7 @@ struct Operator {
   bool raises_or_reads_back = false;  // it must not be moved or removed
   bool gives_view = false;            // although the schema does not say so
   bool view_or_copy = false;          // as the strides of the argument permit
+  bool is_uninitialized = false;      // the numbers of its result are not specified
   // Its arguments are strides and an offset into the memory of an argument, as those of as_strided.
   bool names_strides = false;
   OverwriteForm overwrite;  // for the overload without a name

@@ -27,6 +27,7 @@ bool follows(const Node& node) { return ops::is_view(node) || ir::is(&node, "Con
 // Whether the result is written in the order that its type states.
 bool has_own_layout(const Node& node, const Value& output) {
   if (ops::is_view(node)) return false;
+  if (ir::is(&node, "SliceScatter", ir::kTorchOrtDomain)) return true;
   return !output.type.strides || ops::fused_form(node).kind == ops::FusedForm::Kind::kPointwise;
 }
 
@@ -145,15 +146,18 @@ void verify_view(const ir::Graph& graph, const Node& node, std::string_view pass
 
 }  // namespace
 
-bool takes_any_layout(const Value& value) {
-  return std::all_of(value.uses.begin(), value.uses.end(), [](const ir::Use& use) {
-    if (counts_on_strides(use)) return false;
-    const Node& node = *use.node;
-    return std::all_of(node.outputs.begin(), node.outputs.end(), [&](const Value* output) {
-      if (output == nullptr || has_own_layout(node, *output)) return true;
-      return follows(node) && takes_any_layout(*output);
-    });
+bool takes_any_layout(const ir::Use& use) {
+  if (counts_on_strides(use)) return false;
+  const Node& node = *use.node;
+  return std::all_of(node.outputs.begin(), node.outputs.end(), [&](const Value* output) {
+    if (output == nullptr || has_own_layout(node, *output)) return true;
+    return follows(node) && takes_any_layout(*output);
   });
+}
+
+bool takes_any_layout(const Value& value) {
+  return std::all_of(value.uses.begin(), value.uses.end(),
+                     [](const ir::Use& use) { return takes_any_layout(use); });
 }
 
 bool takes_row_major(const ir::Use& use) {
@@ -166,13 +170,15 @@ bool takes_row_major(const ir::Use& use) {
 }
 
 void follow_layout(Value& value) {
-  for (const ir::Use& use : value.uses) {
-    for (Value* output : use.node->outputs) {
-      if (output == nullptr || has_own_layout(*use.node, *output)) continue;
-      output->type.strides.reset();
-      ops::infer_types(*use.node);
-      follow_layout(*output);
-    }
+  for (const ir::Use& use : value.uses) follow_layout(*use.node);
+}
+
+void follow_layout(Node& reader) {
+  for (Value* output : reader.outputs) {
+    if (output == nullptr || has_own_layout(reader, *output)) continue;
+    output->type.strides.reset();
+    ops::infer_types(reader);
+    follow_layout(*output);
   }
 }
 

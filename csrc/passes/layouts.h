@@ -32,12 +32,16 @@ namespace torch_ort::passes {
 // false if in doubt: for a reader with a result that is not row-major and of which nothing more is
 // known.
 bool takes_any_layout(const ir::Value& value);
+// The same for one reader.
+bool takes_any_layout(const ir::Use& use);
 
 // Whether the reader may be given a row-major value in place of one with other strides.
 bool takes_row_major(const ir::Use& use);
 
 // Updates the types of what passes on the order of a value whose strides a pass has changed.
 void follow_layout(ir::Value& value);
+// The same for one reader of such a value.
+void follow_layout(ir::Node& reader);
 
 // Verifies that a pass follows this rule. The constructor notes the strides that readers depend on
 // before the pass runs.

@@ -57,6 +57,8 @@ int widen_sums(ir::Graph& graph, PassContext& context);
 int join_lookups(ir::Graph& graph, PassContext& context);
 int fuse_regions(ir::Graph& graph, PassContext& context);
 int cut_backward(ir::Graph& graph, PassContext& context);
+int scatter_slices(ir::Graph& graph, PassContext& context);
+int add_slices(ir::Graph& graph, PassContext& context);
 int row_sparsity(ir::Graph& graph, PassContext& context);
 int join_casts(ir::Graph& graph, PassContext& context);
 int overlap_collectives(ir::Graph& graph, PassContext& context);
@@ -132,6 +134,8 @@ const std::vector<Pass>& pipeline() {
       {.name = "merge_equal", .run = merge_equal},
       // before all that replace nodes, since it numbers those that were captured
       {.name = "find_clusters", .run = find_clusters, .is_on_request = true},
+      // after find_clusters; before all that read slices, or choose layouts
+      {.name = "scatter_slices", .run = scatter_slices, .writes_engine_ops = true},
       // before replay_views, which gives each half views of its own; before channels_last
       {.name = "instance_norms", .run = instance_norms, .rounds_elsewhere = true},
       // after merge_equal; before recompute_tagged and replay_views, which copy nodes that it looks
@@ -219,6 +223,11 @@ const std::vector<Pass>& pipeline() {
        .not_with = "emulate_eager_casts"},
       // after expand_composites: gated activations and dropout are point-wise nodes then
       {.name = "move_concats", .run = move_concats, .writes_engine_ops = true, .for_regions = true},
+      // after move_concats, which has better uses for sums of a few large parts
+      {.name = "add_slices",
+       .run = add_slices,
+       .writes_engine_ops = true,
+       .only_with = "scatter_slices"},
       // only regions can draw the engine's random masks
       {.name = "draw_in_regions",
        .run = draw_in_regions,

@@ -46,6 +46,7 @@ std::unique_ptr<Step> make_reshape(const CallSite& site);
 std::unique_ptr<Step> make_mutation(const CallSite& site);
 std::unique_ptr<Step> make_view(const CallSite& site);
 std::unique_ptr<Step> make_concat(const CallSite& site);
+std::unique_ptr<Step> make_slice_scatter(const CallSite& site);
 std::unique_ptr<Step> make_product(const CallSite& site);
 std::unique_ptr<Step> make_out(const CallSite& site);
 std::unique_ptr<Step> make_placed(const CallSite& site);
@@ -65,10 +66,11 @@ inline constexpr std::array kForms = {
     make_view,        // a view: the result shares the memory of its first tensor argument
     // A concatenation by `out=`; operands may be written in place (parts.h).
     make_concat,
-    make_product,     // a product of matrices, by a kernel of region/codegen.h or by `out=`
-    make_out,         // `out=` kernel, or an in-place one on fresh memory
-    make_placed,      // the kernel allocates the result and gets planned memory (placement.h)
-    make_functional,  // the kernel allocates the result; takes every remaining call
+    make_slice_scatter,  // a tensor of which a part is replaced, in place where possible
+    make_product,        // a product of matrices, by a kernel of region/codegen.h or by `out=`
+    make_out,            // `out=` kernel, or an in-place one on fresh memory
+    make_placed,         // the kernel allocates the result and gets planned memory (placement.h)
+    make_functional,     // the kernel allocates the result; takes every remaining call
 };
 
 // Makes the step of a call. Throws Unsupported if the operator is not registered, and InternalError
