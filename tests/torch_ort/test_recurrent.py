@@ -169,6 +169,86 @@ def test_two_calls_before_their_backwards():
 # What is left to eager PyTorch.
 
 
+class Mixed(Net):
+    """A layer under autocast, between other layers, with all that it gives."""
+
+    def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(layer)
+        self.dtype = dtype
+
+    def forward(self, sequence: Tensor, *states: Any) -> Any:
+        with torch.autocast("cpu", self.dtype):
+            return super().forward(sequence, *states)
+
+
+def has_kernels_of_pytorch(model: nn.Module, *inputs: Any) -> bool:
+    """Tell whether PyTorch computes it: oneDNN's LSTMs want a processor that has the dtype."""
+    try:
+        model(*inputs)
+    except RuntimeError:
+        return False
+    return True
+
+
+def assert_near(
+    got: list[Tensor], want: list[Tensor], exact: list[Tensor], dtype: torch.dtype
+) -> None:
+    """Check that results have the dtypes of PyTorch's, and are about as near to exact ones.
+
+    Products are of `dtype`. A number near the kink of a relu may be rounded to either side of it.
+    """
+    for ours, theirs, true in zip(got, want, exact, strict=True):
+        assert ours.dtype == theirs.dtype
+        error, of_theirs = ((x.double() - true).abs().max() for x in (ours, theirs))
+        rounding = 4 * torch.finfo(dtype).eps * true.abs().max()
+        assert error <= 1.5 * of_theirs + rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("way", ["all", "autocast", "autocast_of_inputs", "autocast_of_states"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_short_floats(kind, way, dtype):
+    torch.manual_seed(2)
+    layer = kind(5, 16, num_layers=2, bidirectional=True)
+    sequence, state = torch.randn(6, 3, 5), torch.randn(4, 3, 16) / 2
+    states = (state, state.cos()) if isinstance(layer, nn.LSTM) else state
+    exact = Net(copy.deepcopy(layer)).double()
+    double = tuple(x.double() for x in states) if isinstance(states, tuple) else states.double()
+    want = run(exact, exact, sequence.double(), double)
+    if way in ("all", "autocast_of_inputs"):
+        sequence = sequence.to(dtype)
+    if way in ("all", "autocast_of_states"):
+        states = (
+            tuple(x.to(dtype) for x in states) if isinstance(states, tuple) else states.to(dtype)
+        )
+    model = Net(layer.to(dtype)) if way == "all" else Mixed(layer, dtype)
+    if not has_kernels_of_pytorch(model, sequence, states):
+        pytest.skip("eager PyTorch has no kernel for it here")
+    eager, call = copy.deepcopy(model), torch.compile(model, backend="ort", fullgraph=True)
+    assert_near(
+        run(call, model, sequence, states), run(eager, eager, sequence, states), want, dtype
+    )
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_autocast_around_the_call(kind):
+    torch.manual_seed(2)
+    model = Net(kind(5, 16, batch_first=True))
+    eager, call = copy.deepcopy(model), torch.compile(model, backend="ort", fullgraph=True)
+    for length in (4, 7, 5):
+        x = torch.randn(3, length, 5)
+        exact = copy.deepcopy(eager).double()
+        want = run(exact, exact, x.double())
+        with torch.autocast("cpu", torch.bfloat16):
+            if not has_kernels_of_pytorch(eager, x):
+                pytest.skip("eager PyTorch has no kernel for it here")
+            results = call(x), eager(x)
+        got, theirs = ([*tensors_of(each)] for each in results)
+        assert_near(got, theirs, want[: len(got)], torch.bfloat16)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 class Around(nn.Module):
     """Runs a layer in a way that has no kernels."""
 
@@ -179,25 +259,13 @@ class Around(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         x = self.before(x).relu()
-        if self.way == "autocast":
-            with torch.autocast("cpu", torch.bfloat16):
-                return self.layer(x)
         if self.way == "packed":
             return self.layer(nn.utils.rnn.pack_sequence([x[:, 0], x[:2, 1]]))[1]
         return self.layer(x)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
-@pytest.mark.parametrize(
-    "way",
-    [
-        "projections", "packed",
-        pytest.param("autocast", marks=pytest.mark.skipif(
-            not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
-            reason="this processor has no LSTM of bfloat16 in PyTorch",
-        )),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("way", ["projections", "packed"])
 def test_layers_without_kernels_run_in_eager_pytorch(way, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
     model = Around(way)

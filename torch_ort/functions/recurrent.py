@@ -53,20 +53,35 @@ class RecurrentLayer(torch.autograd.Function):
         return (*[None] * (len(ctx.needs_input_grad) - len(own)), *own)
 
 
+SHORT_FLOATS = (torch.bfloat16, torch.float16)
+
+
 def have_kernels(tensors: Sequence[torch.Tensor]) -> bool:
-    """Tell whether the engine has kernels for tensors: on the CPU, of float32 or float64 alone."""
-    dtype = tensors[0].dtype
-    return (
-        dtype in (torch.float32, torch.float64)
-        and all(each.device.type == "cpu" and each.dtype == dtype for each in tensors)
-        and not torch.is_autocast_enabled("cpu")
-    )
+    """Tell whether the engine computes recurrent layers of such tensors.
+
+    They are on the CPU and of one floating dtype; under autocast they are not of float64, and may
+    be of two. Short floats are products of their own, and float32 from one position to the next.
+    """
+    dtypes = {each.dtype for each in tensors}
+    if not all(each.device.type == "cpu" for each in tensors):
+        return False
+    if torch.is_autocast_enabled("cpu"):
+        return dtypes <= {torch.float32, *SHORT_FLOATS}
+    return len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64, *SHORT_FLOATS}
+
+
+def autocast_to() -> str:
+    """Name the dtype of products under autocast on the CPU; empty where it is off."""
+    if not torch.is_autocast_enabled("cpu"):
+        return ""
+    return str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
 
 
 class Layers(NamedTuple):
     """The layers of one call, as the functions of torch name what describes them."""
 
     kind: str  # lstm, gru, rnn_tanh or rnn_relu
+    autocast: str  # as autocast_to() says
     has_biases: bool
     num_layers: int
     dropout: float  # between layers, in training
@@ -125,9 +140,20 @@ class Layers(NamedTuple):
         state, memory = states if self.kind == "lstm" else (states[0], None)
         gates = torch.nn.functional.linear(sequence, of_input, bias)
         results = torch.ops.torch_ort.recurrent(
-            gates, of_state, hidden_bias, state, memory, self.kind, reverse, False
+            *map(_wide, (gates, of_state, hidden_bias, state, memory)), self.kind, reverse, False
         )
-        return results[: 1 + self._num_states]
+        dtype = self._result_dtype(sequence, state)
+        return [result.to(dtype) for result in results[: 1 + self._num_states]]
+
+    def _result_dtype(self, sequence: torch.Tensor, state: torch.Tensor) -> torch.dtype:
+        """Give the dtype of PyTorch's results, which follow the state where it is not cast.
+
+        A GRU, and an LSTM without kernels of oneDNN's, add to the state that they are given.
+        """
+        if not self.autocast:
+            return sequence.dtype
+        follows_state = self.kind == "gru" or (self.kind == "lstm" and self.autocast == "float16")
+        return state.dtype if follows_state else getattr(torch, self.autocast)
 
     def _biases(
         self, biases: Sequence[torch.Tensor]
@@ -143,15 +169,22 @@ class Layers(NamedTuple):
         return of_input + torch.nn.functional.pad(gates, (0, width)), inside
 
 
+def _wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Give short floats as float32."""
+    return tensor.float() if tensor is not None and tensor.dtype in SHORT_FLOATS else tensor
+
+
 def layers_by_kernels(
-    kind: str, sequence: torch.Tensor, states: Any, weights: Sequence[torch.Tensor], *settings: Any
-) -> tuple[torch.Tensor, ...]:
+    kind: str, autocast: str, sequence: torch.Tensor, states: Any,
+    weights: Sequence[torch.Tensor], *settings: Any,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Give what torch.lstm, gru, rnn_tanh or rnn_relu give, for tensors that have kernels here.
 
-    The arguments are those of these functions.
+    The other arguments are those of these functions; `autocast` is what autocast_to() says.
     """
     *described, batch_first = settings
-    layers, given = Layers(kind, *described), states if kind == "lstm" else [states]
+    layers = Layers(kind, autocast, *described)
+    given = states if kind == "lstm" else [states]
     return _positions_first(
         lambda sequence: layers(sequence, given, weights), sequence, batch_first
     )
@@ -197,8 +230,9 @@ class _Whole(TorchFunctionMode):
         states, weights, *settings, batch_first = args
         given = list(states) if kind == "lstm" else [states]
         has_kernels = have_kernels([sequence, *given, *weights])
-        if has_kernels and Layers(kind, *settings).num_weights == len(weights):
-            return layers_by_kernels(kind, sequence, *args)
+        autocast = autocast_to()
+        if has_kernels and Layers(kind, autocast, *settings).num_weights == len(weights):
+            return layers_by_kernels(kind, autocast, sequence, *args)
 
         def put(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
             arguments = (kind, len(given), *settings, sequence, *given, *weights)
@@ -229,4 +263,4 @@ def recurrent_layers_whole() -> Iterator[None]:
 
 def recurrent_layers_in_graphs() -> AbstractContextManager[None]:
     """Let Dynamo capture recurrent layers in the block, where there are kernels for them."""
-    return recurrent_layers_captured(layers_by_kernels, have_kernels)
+    return recurrent_layers_captured(layers_by_kernels, have_kernels, autocast_to)

@@ -26,11 +26,13 @@ _KINDS = {function: kind for kind, function in RECURRENT_LAYERS.items()}
 
 @contextmanager
 def recurrent_layers_captured(
-    layers: Callable[..., Any], have_kernels: Callable[[Sequence[torch.Tensor]], bool]
-) -> Iterator[None]:
-    """Let Dynamo capture recurrent layers in the block as calls of `layers(kind, ...)`.
+    layers: Callable[..., Any], have_kernels: Callable[[Sequence[torch.Tensor]], bool],
+    autocast_to: Callable[[], str],
+) -> Iterator[None]:  # fmt: skip
+    """Let Dynamo capture recurrent layers in the block as calls of `layers(kind, autocast, ...)`.
 
-    It is called with the arguments of torch.lstm, gru, rnn_tanh or rnn_relu, and traced. Layers
+    It is called with the arguments of torch.lstm, gru, rnn_tanh or rnn_relu, and traced; before
+    them stand the kind and what `autocast_to` says where the layer is called. Layers
     with projections, those of which `have_kernels` is not true of the weights and the sequence, and
     packed sequences, are met as Dynamo meets them.
     """
@@ -44,7 +46,7 @@ def recurrent_layers_captured(
         if kind is None:
             return theirs(self, tx, args, kwargs)
         if not _is_packed(args) and have_kernels([_example(args[0])]):
-            given = [ConstantVariable.create(kind), *args]
+            given = [*map(ConstantVariable.create, (kind, autocast_to())), *args]
             return UserFunctionVariable(layers).call_function(tx, given, kwargs)
         if dynamo_config.allow_rnn:
             return theirs(self, tx, args, kwargs)
