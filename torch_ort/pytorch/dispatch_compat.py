@@ -42,6 +42,7 @@ __all__ = [
     "is_functionalized",
     "is_one_of_several_views",
     "is_written",
+    "layers_taken_apart",
     "nothing_compiled",
     "operators_whole",
     "outside_inference_mode",
@@ -159,6 +160,60 @@ def operators_whole() -> Iterator[None]:
         ours[aten.one_hot.default] = {DispatchKey.CompositeImplicitAutograd: _one_hot}
     with patches.KERNELS.by(ours), patches.LSTM_LAYER.by(_lstm_layer):
         yield
+
+
+@contextmanager
+def layers_taken_apart() -> Iterator[None]:
+    """Let a layer be several operators that, without gradients, eager PyTorch computes by one.
+
+    In parts it gets the engine's products, attention and regions.
+    """
+    layer = torch.ops.aten._transformer_encoder_layer_fwd.default
+    ours = {key: functools.partial(_encoder_layer, layer, key) for key in _FIRST}
+    with patches.KERNELS.by({layer: {**patches.KERNELS.of(layer), **ours}}):
+        yield
+
+
+def _encoder_layer(
+    operator: Any, key: Any, x: torch.Tensor, width: int, heads: int, qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor, out_weight: torch.Tensor, out_bias: torch.Tensor, use_gelu: bool,
+    norm_first: bool, eps: float, *rest: Any,
+) -> torch.Tensor:  # fmt: skip
+    """Compute what an encoder layer of torch.nn does in eval mode, [batch, length, width]."""
+    linear, layer_norm = torch.nn.functional.linear, torch.nn.functional.layer_norm
+    weights, masks = rest[:8], [each for each in rest[8:] if each is not None]
+    # A width that is a symbol would have to be a constant, which Dynamo has not seen in the layer.
+    is_plain = not x.is_nested and x.dim() == _BATCH_OF_SEQUENCES and isinstance(x.shape[2], int)
+    if masks or not is_plain:
+        settings = (use_gelu, norm_first, eps, *rest)
+        return operator._op_dk(
+            key, x, width, heads, qkv_weight, qkv_bias, out_weight, out_bias, *settings
+        )
+    norms, (up, up_bias, down, down_bias) = (weights[:2], weights[2:4]), weights[4:]
+    batch, length, _ = x.shape
+
+    def normalize(x: torch.Tensor, which: int) -> torch.Tensor:
+        return layer_norm(x, (width,), *norms[which], eps)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        parts = linear(x, qkv_weight, qkv_bias).view(batch, length, 3, heads, width // heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4).unbind()
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        return linear(mixed.transpose(1, 2).reshape(batch, length, width), out_weight, out_bias)
+
+    def feed_forward(x: torch.Tensor) -> torch.Tensor:
+        x = linear(x, up, up_bias)
+        x = torch.nn.functional.gelu(x) if use_gelu else torch.relu(x)
+        return linear(x, down, down_bias)
+
+    if norm_first:
+        x = x + attend(normalize(x, 0))
+        return x + feed_forward(normalize(x, 1))
+    x = normalize(x + attend(x), 0)
+    return normalize(x + feed_forward(x), 1)
+
+
+_BATCH_OF_SEQUENCES = 3  # dims
 
 
 @contextmanager
