@@ -111,6 +111,61 @@ def test_scale():
     check(make_heads(9, 9, 8), scale=0.3)
 
 
+INFERENCE = {
+    "plain": {},
+    "causal": {"causal": True},
+    "scaled": {"scale": 0.4},
+    "numbers": {"mask": torch.randn(37, 37)},
+    "numbers_of_heads": {"mask": torch.randn(2, 3, 37, 37)},
+    "hidden_keys": {"mask": torch.rand(2, 1, 1, 37) < 0.7},
+    "hidden_pairs": {"mask": torch.rand(37, 37) < 0.7},
+    "seen_by_none": {"mask": torch.arange(37)[:, None] > torch.zeros(37)},
+}
+
+
+def kernels_of(call, heads: Heads, **settings) -> set[str]:
+    """Name the attention operators of a call without gradients."""
+    with torch.no_grad():
+        result = torch_ort.profile(call, *heads, steps=1, **settings)
+    return {step.op for step in result.steps if step.kind == "attention"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("form", INFERENCE)
+def test_without_gradients(form, mode, dtype):
+    heads, settings = make_heads(37, 37, 24, dtype=dtype), dict(INFERENCE[form])
+    wide = dict(settings)
+    mask = settings.get("mask")
+    if mask is not None and mask.dtype != torch.bool:
+        settings["mask"] = mask.to(dtype)
+        wide["mask"] = settings["mask"].double()
+    call = torch.compile(attention, backend="ort", fullgraph=True)
+    with mode():
+        got, theirs = call(*heads, **settings), attention(*heads, **settings)
+        exact = attention(*(x.double() for x in heads), **wide)
+    assert (got.dtype, got.stride()) == (theirs.dtype, theirs.stride())
+    error, of_theirs = ((x.double() - exact).abs().max() for x in (got, theirs))
+    assert error <= 2 * of_theirs + 16 * torch.finfo(dtype).eps
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+def test_inference_has_the_engines_kernel():
+    assert kernels_of(attention, make_heads(16, 16, 8)) == {"torch_ort.Attention"}
+    assert kernels_of(attention, make_heads(16, 40, 8)) == {"torch_ort.Attention"}
+    (few,) = kernels_of(attention, make_heads(1, 40, 8))
+    assert few.startswith("aten::")
+
+
+def test_inference_of_any_length():
+    call = torch.compile(attention, backend="ort", dynamic=True)
+    with torch.no_grad():
+        for queries, keys in [(9, 9), (20, 33), (4, 7), (1, 12)]:
+            heads = make_heads(queries, keys, 8)
+            torch.testing.assert_close(call(*heads), attention(*heads))
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 def test_queries_that_see_nothing_are_eagers():
     heads = make_heads(4, 6, 8)
     mask = torch.zeros(4, 6)

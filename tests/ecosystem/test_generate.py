@@ -154,7 +154,7 @@ class TestORTModule:
 
     def test_its_options_hold(self):
         model, _ = models(gpt2)
-        options = torch_ort.DebugOptions(config={"disable": "fuse_regions"})
+        options = torch_ort.DebugOptions(config={"disable": ["fuse_regions", "expand_composites"]})
         wrapped = torch_ort.ORTModule(model, options)
         before = torch_ort.counters()
         wrapped.generate(torch.ones(1, 5, dtype=torch.int64), max_new_tokens=3)

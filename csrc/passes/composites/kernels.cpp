@@ -3,11 +3,14 @@
 #include "ir/edit.h"
 #include "ops/aten.h"
 #include "ops/aten_names.h"
+#include "ops/shapes.h"
 #include "ops/sorted_sums.h"
 #include "passes/arguments.h"
 #include "passes/composites/expander.h"
 #include "passes/known_sizes.h"
 #include "region/codegen.h"
+
+#include <limits>
 
 namespace torch_ort::passes::composites {
 
@@ -120,7 +123,61 @@ bool expand_flash_attention_backward(Graph& graph, Node& node) {
   return expand_attention(graph, node, "AttentionGrad", 6);
 }
 
+// The standard op, which inference has where nothing reads the logarithms of the sums.
+bool expand_standard_attention(Graph& graph, Node& node) {
+  const KnownSizes sizes(graph);
+  for (size_t i = 0; i < 3; ++i) {
+    if (!ops::has_input(node, i) || !has_heads(sizes, node.inputs[i])) return false;
+  }
+  for (size_t i = 4; i < node.inputs.size(); ++i) {
+    if (node.inputs[i] != nullptr) return false;
+  }
+  for (size_t i = 1; i < node.outputs.size(); ++i) {
+    if (node.outputs[i] != nullptr) return false;
+  }
+  for (const auto& [name, attr] : node.attrs) {
+    if (name != "is_causal" && name != "scale") return false;
+  }
+  const Value &query = *node.inputs[0], &key = *node.inputs[1], &value = *node.inputs[2];
+  const Shape &of_query = *query.type.shape, &of_key = *key.type.shape;
+  const Shape& of_value = *value.type.shape;
+  // Keys and values are packed for each call, which does not pay for so few queries.
+  constexpr int64_t kLeastQueries = 4;
+  const std::optional<int64_t> queries = hinted_size(graph, of_query[2]);
+  if (queries && *queries < kLeastQueries) return false;
+  const bool is_causal = ir::int_attr(node.attrs, "is_causal", 0) != 0;
+  if (key.type.dtype != query.type.dtype || value.type.dtype != query.type.dtype ||
+      node.outputs[0] == nullptr || !node.outputs[0]->type.is_known() ||
+      !(of_query[1] == of_key[1]) || !(of_key[1] == of_value[1]) || !(of_query[3] == of_value[3]) ||
+      (is_causal && !(of_query[2] == of_key[2]))) {
+    return false;
+  }
+  Expander write(graph, node, query);
+  std::vector<Value*> inputs(node.inputs.begin(), node.inputs.begin() + 3);
+  ir::Attrs attrs = node.attrs;
+  if (ops::has_input(node, 3)) {
+    Value* mask = node.inputs[3];
+    const size_t rank = mask->type.shape ? mask->type.shape->size() : 0;
+    if (is_causal || (rank != 2 && rank != 4) || !sizes.are_known(*mask)) return false;
+    if (mask->type.dtype == DType::kBool) {
+      // The kernel's mask is true where a key is hidden.
+      mask = write.make("Not", {mask});
+      attrs.insert_or_assign("fill", -std::numeric_limits<double>::infinity());
+    } else if (mask->type.dtype != query.type.dtype) {
+      return false;
+    }
+    inputs.push_back(mask);
+  }
+  Type logarithms = ops::with_shape(query.type, Shape(of_query.begin(), of_query.end() - 1));
+  logarithms.dtype = ops::computed_dtype(query.type.dtype);
+  const Node& made = write.add({ir::kTorchOrtDomain, "Attention"}, std::move(inputs),
+                               {node.outputs[0]->type, logarithms}, std::move(attrs));
+  write.replace(0, made.outputs[0]);
+  return true;
+}
+
 constexpr Expansion kRows[] = {
+    {"Attention", expand_standard_attention},
     {ops::aten::kEmbeddingBackward, expand_embedding_backward},
     {ops::aten::kFlashAttention, expand_flash_attention},
     {ops::aten::kFlashAttentionBackward, expand_flash_attention_backward},
