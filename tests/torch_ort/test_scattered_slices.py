@@ -16,10 +16,7 @@ from torch import Tensor, nn
 
 import torch_ort
 
-pytestmark = [
-    pytest.mark.ort_only,
-    pytest.mark.hands_over(reason="assignments to parts are traced by AOTAutograd"),
-]
+pytestmark = pytest.mark.ort_only
 WIDTH = 8
 
 
