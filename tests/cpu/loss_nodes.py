@@ -176,11 +176,30 @@ def wanted(loss: Loss, given: list[Tensor]) -> list[Tensor]:
 
 
 def largest_term(loss: Loss, given: list[Tensor]) -> float:
-    """Give the size of what gradients are sums of, where it may cancel: s - s * 2 * (1 / 2)."""
-    first = 3 + loss.bias + loss.class_weight + loss.loss_grad
-    of_rows = given[first : first + loss.sums_grad + loss.square_grad]
-    sizes = [x.abs().max().item() for x in given[:2] if x.numel()]
-    return max((x.abs().max().item() for x in of_rows if x.numel()), default=0) * max([1, *sizes])
+    """Give the size of what gradients are sums of, where it may cancel: s - s * 2 * (1 / 2).
+
+    With w the weight of a class, p its probability and l the logarithm of the sum, a logit has the
+    gradient w - p * sum of w of the one sum, and p * l of the square. A few that are as large may
+    be added up, each rounded to the dtype of the operands.
+    """
+    if not (loss.sums_grad or loss.square_grad) or not given[0].numel():
+        return 0
+    hidden, weight, _, *rest = (x.double() for x in given)
+    bias = rest.pop(0) if loss.bias else None
+    ones = torch.ones(len(weight), dtype=torch.float64)
+    weights = rest.pop(0) if loss.class_weight else ones
+    of_rows = [
+        each.abs().max() for each in rest[loss.loss_grad :][: loss.sums_grad + loss.square_grad]
+    ]
+    logits = F.linear(hidden, weight, bias).nan_to_num(0)
+    probability, logarithm = logits.softmax(-1).max(), logits.logsumexp(-1).abs().max()
+    terms = [1.0]
+    if loss.sums_grad:
+        terms.append(of_rows.pop(0) * max(1, probability * weights.sum()))
+    if loss.square_grad:
+        terms.append(of_rows.pop(0) * max(1, probability * logarithm))
+    sizes = [x.nan_to_num(0).abs().max().item() for x in (hidden, weight)]
+    return float(4 * max(terms) * max([1, *sizes]))
 
 
 def compare(loss: Loss, given: list[Tensor], isa: str = "") -> None:
