@@ -59,6 +59,14 @@ ir::Shape strides_of(const ir::Type& type) {
   return type.strides ? *type.strides : ir::contiguous_strides(*type.shape);
 }
 
+bool repeats_elements(const ir::Type& type) {
+  if (!type.strides || !type.shape) return false;
+  for (size_t i = 0; i < type.strides->size(); ++i) {
+    if ((*type.strides)[i] == ir::Dim(0) && !((*type.shape)[i] == ir::Dim(1))) return true;
+  }
+  return false;
+}
+
 ir::Type view_type(const ir::Type& base, ir::Shape shape, const ir::Shape& strides) {
   ir::Type type = with_shape(base, std::move(shape));
   if (!(strides == ir::contiguous_strides(*type.shape))) type.strides = strides;

@@ -40,6 +40,8 @@ std::vector<ir::Type> infer_like_first(const ir::Node& node);
 
 // The strides of a tensor of known shape; row-major ones if its type names none.
 ir::Shape strides_of(const ir::Type& type);
+// Whether several elements are in one place of memory, as those of an expanded tensor.
+bool repeats_elements(const ir::Type& type);
 // The type of a view: other sizes and strides over the memory of `base`.
 ir::Type view_type(const ir::Type& base, ir::Shape shape, const ir::Shape& strides);
 // The type of an expanded view: dims of one element are repeated, and new dims are added in front.

@@ -528,7 +528,8 @@ class Rewriter {
     Value *base = tensor(call.args.at(0)), *source = tensor(call.args.at(1));
     Value& result = *node.outputs[0];
     if (!is_plain(base) || !is_plain(source) || !is_plain(&result) ||
-        source->type.dtype != base->type.dtype || !(base->type.device == result.type.device)) {
+        source->type.dtype != base->type.dtype || !(base->type.device == result.type.device) ||
+        ops::repeats_elements(result.type)) {
       return false;
     }
     const std::optional<Read> read = place_in(call, *base, *source, is_select);

@@ -179,6 +179,11 @@ def replaced_by_more(x: Tensor) -> Tensor:
     return y
 
 
+def repeated_elements(x: Tensor) -> Tensor:
+    repeated = x[:, :1].expand(-1, 4, -1, -1)
+    return torch.slice_scatter(repeated, x[:, :2] * 2, 1, 1, 3) + repeated
+
+
 def replaced_twice(x: Tensor) -> Tensor:
     y = torch.zeros_like(x)
     y[:, 0] = x[:, 0]
@@ -216,7 +221,7 @@ def input_is_changed(x: Tensor) -> Tensor:
 ASSIGNMENTS = (
     circular, circular_signal, interleaved, two_halves, shifted_over_itself, boxes,
     channels_swapped, numbers_of_another_dtype, replaced_by_more, replaced_twice, whole_replaced,
-    parts_are_returned, a_view_is_returned, input_is_changed,
+    repeated_elements, parts_are_returned, a_view_is_returned, input_is_changed,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 #include "ops/aten.h"
 #include "ops/aten_names.h"
+#include "ops/shapes.h"
 #include "run/out_forms.h"
 
 #include <algorithm>
@@ -10,19 +11,6 @@
 #include <unordered_map>
 
 namespace torch_ort::run {
-
-namespace {
-
-// Whether several elements may have one place in memory, as those of an expanded tensor have.
-bool repeats_elements(const ir::Type& type) {
-  if (!type.strides) return false;
-  for (size_t i = 0; i < type.strides->size(); ++i) {
-    if ((*type.strides)[i] == ir::Dim(0) && (*type.shape)[i] != ir::Dim(1)) return true;
-  }
-  return false;
-}
-
-}  // namespace
 
 void copy_returned_views(ops::CallList& list, size_t& num_forward, bool is_training,
                          std::vector<ir::Value*>& outputs, std::vector<ir::Value*>& gradients) {
@@ -75,7 +63,7 @@ void copy_returned_views(ops::CallList& list, size_t& num_forward, bool is_train
   const auto clone = [&](ir::Value* value, std::vector<ops::Call>& added) {
     ir::Value* copied = temporary(*value);
     // A kernel writes the copy, so each of its elements needs a place of its own.
-    if (repeats_elements(copied->type)) copied->type.strides = std::nullopt;
+    if (ops::repeats_elements(copied->type)) copied->type.strides = std::nullopt;
     added.push_back({ops::aten::kClone, "", {value, ops::Arg()}, {copied}, value->producer});
     return copied;
   };
@@ -83,7 +71,7 @@ void copy_returned_views(ops::CallList& list, size_t& num_forward, bool is_train
   // copy.
   const auto copy = [&](ir::Value* value, std::vector<ops::Call>& added) {
     std::vector<const ir::Value*> views;
-    if (repeats_elements(value->type) && !repeats_elements(root_of(value)->type)) {
+    if (ops::repeats_elements(value->type) && !ops::repeats_elements(root_of(value)->type)) {
       for (; root_of(value) != value; value = first_tensor(calls[made_by.at(value)])) {
         views.push_back(value);
       }

@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include "ops/op.h"
+#include "ops/shapes.h"
 #include "run/context.h"
 #include "run/counters.h"
 #include "run/out_forms.h"
@@ -31,16 +32,6 @@ bool are_row_major(const std::vector<ir::Value*>& values) {
   });
 }
 
-// Whether several elements are in one place of memory, as those of an expanded tensor. No kernel
-// writes to such memory.
-bool repeats_elements(const ir::Type& type) {
-  if (!type.strides || !type.shape) return false;
-  for (size_t i = 0; i < type.strides->size(); ++i) {
-    if ((*type.strides)[i] == ir::Dim(0) && !((*type.shape)[i] == ir::Dim(1))) return true;
-  }
-  return false;
-}
-
 bool is_random(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::nondeterministic_seeded);
 }
@@ -49,7 +40,8 @@ bool is_random(const c10::OperatorHandle& op) {
 std::optional<OutStep> find_overwriting(const CallSite& site) {
   const ops::OverwriteForm* form = find_overwrite_form(site.call);
   if (form == nullptr || site.call.outputs.at(0) == nullptr) return std::nullopt;
-  if (repeats_elements(site.call.outputs[0]->type)) return std::nullopt;
+  // No kernel writes to such memory.
+  if (ops::repeats_elements(site.call.outputs[0]->type)) return std::nullopt;
   const auto op = find_op(form->op, form->overload);
   ORT_CHECK(op.has_value(), "operator ", form->op, " is not registered");
   ops::ArgList args = form->args(site.call.args);
