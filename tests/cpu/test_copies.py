@@ -82,6 +82,17 @@ def test_what_stays_with_pytorch(dtype, sizes, order) -> None:
     check(dtype, sizes, order, own=False)
 
 
+def copy_in_any_order(dtype: torch.dtype, sizes: list[int], choose) -> list[str]:
+    """Check a copy with its dims in another order, and give the texts of its kernels."""
+    order = list(range(len(sizes)))
+    choose.shuffle(order)
+    session = _C.Session.compile(copy_of(dtype, sizes, tuple(order)), {}, _C.SessionOptions())
+    x = numbers(dtype, sizes)
+    (got,) = session.run({"x": x}).values()
+    assert torch.equal(got, x.permute(order))
+    return [text for _, text in session.programs()]
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 40), min_size=2, max_size=5).filter(lambda x: math.prod(x) < 200_000),
@@ -89,12 +100,7 @@ def test_what_stays_with_pytorch(dtype, sizes, order) -> None:
     st.sampled_from(DTYPES),
 )
 def test_any_order_of_dims(sizes: list[int], choose, dtype: torch.dtype) -> None:
-    order = list(range(len(sizes)))
-    choose.shuffle(order)
-    session = _C.Session.compile(copy_of(dtype, sizes, tuple(order)), {}, _C.SessionOptions())
-    x = numbers(dtype, sizes)
-    (got,) = session.run({"x": x}).values()
-    assert torch.equal(got, x.permute(order))
+    copy_in_any_order(dtype, sizes, choose)
 
 
 SMALL = (*DTYPES, torch.bfloat16, torch.float16, torch.int16, torch.int8, torch.bool)
@@ -107,13 +113,7 @@ SMALL = (*DTYPES, torch.bfloat16, torch.float16, torch.int16, torch.int8, torch.
     st.sampled_from(SMALL),
 )
 def test_small_copies(sizes: list[int], choose, dtype: torch.dtype) -> None:
-    order = list(range(len(sizes)))
-    choose.shuffle(order)
-    session = _C.Session.compile(copy_of(dtype, sizes, tuple(order)), {}, _C.SessionOptions())
-    x = numbers(dtype, sizes)
-    (got,) = session.run({"x": x}).values()
-    assert torch.equal(got, x.permute(order))
-    assert all("copy, " in text for _, text in session.programs())
+    assert all("copy, " in text for text in copy_in_any_order(dtype, sizes, choose))
 
 
 @pytest.mark.parametrize(("rows", "is_small"), [(63, True), (64, False)])
