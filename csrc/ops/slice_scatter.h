@@ -1,8 +1,9 @@
 // What a torch_ort.SliceScatter node writes: a copy of a tensor, a part of which is replaced.
 //
-//   x = SliceScatter <axes = [1], starts = [3]> (part, base)       x = base.clone(); x[:, 3:4] =
-//   part x = SliceScatter <axes = [1], starts = [3], shape = [8, 64]> (part)                 zeros
-//   elsewhere
+//   x = SliceScatter <axes = [1], starts = [3]> (part, base)
+//   x = SliceScatter <axes = [1], starts = [3], shape = [8, 64]> (part)
+//
+// are x = base.clone(), or x = zeros(8, 64), and x[:, 3 : 3 + part.shape[1]] = part.
 //
 // The sizes of the replaced part are those of `part`, which has as many dims as the result. The
 // result is written over the base if nobody reads that later (run/steps/slice_scatter.cpp).

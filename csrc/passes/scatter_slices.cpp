@@ -342,8 +342,8 @@ class Rewriter {
 
   // ---- reads
 
-  // What a view reads in the end. `num_passed` is how many copies and SliceScatter nodes it is not
-  // made by, though it reads their results.
+  // What a view reads in the end: a view of what the last copy, or SliceScatter node, that it can
+  // do without has read. `num_passed` is how many of these there are.
   View trace(View view, const Node& reader, int& num_passed) const {
     View found = view;
     num_passed = 0;
@@ -405,7 +405,7 @@ class Rewriter {
       if (!is_kept || view.part[i] == Stretch{.size = shape[i]}) continue;
       strides[i] = ops::times(strides[i], step);
       starts.emplace_back(begin);
-      ends.push_back(ops::plus(ops::times(ops::minus(size, 1), step), begin + 1));
+      ends.push_back(ops::plus(ops::times(size, step), begin));
       axes.emplace_back(dim);
       steps.emplace_back(step);
     }
@@ -435,12 +435,19 @@ class Rewriter {
     return value;
   }
 
+  // Whether the caller may write to the value before backward reads what `reader` saves of it.
+  bool may_change(const Value& value, const Node& reader) const {
+    if (backward_.contains(&reader)) return false;
+    return leaves(value) || (memory_.is_callers(&value) && memory_.has_yield());
+  }
+
   bool rewrite_read(Node& node) {
     Value& result = *node.outputs[0];
     if (!is_plain(&result) || leaves(result) || !read_of(&node)) return false;
     int num_passed = 0;
     const View view = trace(view_of(result), node, num_passed);
-    if (num_passed == 0 || view.of == nullptr || !context_.may_rewrite()) return false;
+    if (num_passed == 0 || view.of == nullptr || may_change(*view.of, node)) return false;
+    if (!context_.may_rewrite()) return false;
     Value* value = emit(view, node);
     if (!(value->type.shape == result.type.shape) || !can_stand_for(*value, result)) {
       context_.did_not_rewrite();
@@ -489,8 +496,9 @@ class Rewriter {
     return is_open || ops::fills_with_zeros(*node) ? nullptr : base;
   }
 
-  // The part of `base` that the node replaces; nothing if its bounds are not known.
-  static std::optional<Read> place_in(const ops::Call& call, const Value& base, const Value& source,
+  // The place of `part` in `base` as the arguments after the first two name it; nothing if
+  // bounds are not known.
+  static std::optional<Read> place_in(const ops::Call& call, const Value& base, const Value& part,
                                       bool is_select) {
     constexpr size_t first = 2;  // of the arguments that name the part
     const auto number = [&](size_t at) {
@@ -516,10 +524,10 @@ class Rewriter {
     }
     const std::optional<Dim> step = number(first + 3);
     if (!step || !step->is_constant() || step->constant() < 1 ||
-        source.type.shape->size() != shape.size()) {
+        part.type.shape->size() != shape.size()) {
       return std::nullopt;
     }
-    read.part[dim] = {*begin, source.type.shape->at(dim), step->constant()};
+    read.part[dim] = {*begin, part.type.shape->at(dim), step->constant()};
     return read;
   }
 
@@ -574,7 +582,7 @@ class Rewriter {
       if (is_free) return source;
       return note(writing.add({"", "Identity"}, {source}, {result.type}), node).outputs[0];
     }
-    while (base != nullptr && is_replaced(*base, place, node)) base = base_of(*base->producer);
+    if (base != nullptr && is_replaced(*base, place, node)) base = base_of(*base->producer);
     ir::Attrs attrs = ops::attrs_of_part(place.part, *result.type.shape);
     std::vector<Value*> inputs = {source};
     if (base == nullptr) {

@@ -27,7 +27,7 @@ EXPANSIONS = {
     op
     for path in FOLDER.glob("*.cpp")
     for op in re.findall(r'^    {"([\w:]+)", expand_', path.read_text(), re.MULTILINE)
-    if "attention" not in op and op not in ("GroupNormalization", "RMSNormalization")
+    if "attention" not in op.lower() and op not in ("GroupNormalization", "RMSNormalization")
 }
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Of the largest number of a result; sums go over a few dozen numbers.

@@ -232,6 +232,29 @@ def test_short_floats(kind, way, dtype):
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_short_floats_that_are_not_autocasts(kind, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model, x = Mixed(kind(5, 16), torch.bfloat16), torch.randn(6, 3, 5).half()
+    call = torch.compile(model, backend="ort")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FallbackWarning)
+        got, want = tensors_of(call(x)), tensors_of(model(x))
+    for ours, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_states_of_another_dtype_raise_as_in_eager(monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    model, x = nn.GRU(5, 4).bfloat16(), torch.randn(3, 2, 5).bfloat16()
+    state = torch.zeros(1, 2, 4)
+    for call in (model, torch.compile(model, backend="ort")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FallbackWarning)
+            with pytest.raises(RuntimeError):
+                call(x, state)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_autocast_around_the_call(kind):
     torch.manual_seed(2)
     model = Net(kind(5, 16, batch_first=True))

@@ -282,6 +282,54 @@ def test_without_gradients_and_two_calls_alive() -> None:
     torch.testing.assert_close(got, (x.grad, y.grad))
 
 
+def part_of_input(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y = x.new_zeros(3, 8)
+    y[:, 2:6] = x
+    return (y[:, 2:6] * w,)
+
+
+def part_of_result(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    a, y = x + 1, x.new_zeros(3, 8)
+    y[:, 2:6] = a
+    return y[:, 2:6] * w, a.detach()
+
+
+def copy_of_input(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y = torch.empty_like(x)
+    y.copy_(x)
+    return (y[:, 1:] * w[:, 1:],)
+
+
+@pytest.mark.parametrize(
+    "call", [part_of_input, part_of_result, copy_of_input], ids=lambda call: call.__name__
+)
+def test_what_the_caller_changes_before_backward(call: Callable) -> None:
+    gradients = []
+    for each in (torch.compile(call, backend="ort"), call):
+        torch.manual_seed(0)
+        x, w = torch.randn(3, 4), torch.randn(3, 4, requires_grad=True)
+        result, *given_out = each(x, w)
+        for changed in (x, *given_out):
+            changed.data.add_(100)
+        result.sum().backward()
+        gradients.append(w.grad)
+    torch.testing.assert_close(*gradients)
+
+
+def test_parts_without_elements() -> None:
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        z = x * 2
+        z[:, 0:0:3] = y
+        z[:, 6:] += 1
+        return z + z[:, 4:4:2].sum()
+
+    compiled = torch.compile(call, backend="ort", dynamic=False)
+    x, y = torch.randn(3, 6, requires_grad=True), torch.randn(3, 0, requires_grad=True)
+    torch.testing.assert_close(compiled(x, y), call(x, y))
+    compiled(x, y).sum().backward()
+    assert torch.equal(x.grad, torch.full((3, 6), 2.0))
+
+
 # ---- random programs
 
 SIZES = (3, 4, 6)

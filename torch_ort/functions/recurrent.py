@@ -59,14 +59,14 @@ SHORT_FLOATS = (torch.bfloat16, torch.float16)
 def have_kernels(tensors: Sequence[torch.Tensor]) -> bool:
     """Tell whether the engine computes recurrent layers of such tensors.
 
-    They are on the CPU and of one floating dtype; under autocast they are not of float64, and may
-    be of two. Short floats are products of their own, and float32 from one position to the next.
+    They are on the CPU and of one floating dtype; under autocast they are of float32 or of its
+    dtype. Products of short floats are of that dtype; from one position to the next all is float32.
     """
     dtypes = {each.dtype for each in tensors}
     if not all(each.device.type == "cpu" for each in tensors):
         return False
     if torch.is_autocast_enabled("cpu"):
-        return dtypes <= {torch.float32, *SHORT_FLOATS}
+        return dtypes <= {torch.float32, torch.get_autocast_dtype("cpu")}
     return len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64, *SHORT_FLOATS}
 
 

@@ -208,9 +208,11 @@ def _encoder_layer(
 
     if norm_first:
         x = x + attend(normalize(x, 0))
-        return x + feed_forward(normalize(x, 1))
-    x = normalize(x + attend(x), 0)
-    return normalize(x + feed_forward(x), 1)
+        x = x + feed_forward(normalize(x, 1))
+    else:
+        x = normalize(x + attend(x), 0)
+        x = normalize(x + feed_forward(x), 1)
+    return x.contiguous()  # whatever the layout of what was given
 
 
 _BATCH_OF_SEQUENCES = 3  # dims

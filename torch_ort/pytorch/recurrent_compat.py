@@ -32,8 +32,8 @@ def recurrent_layers_captured(
     """Let Dynamo capture recurrent layers in the block as calls of `layers(kind, autocast, ...)`.
 
     It is called with the arguments of torch.lstm, gru, rnn_tanh or rnn_relu, and traced; before
-    them stand the kind and what `autocast_to` says where the layer is called. Layers
-    with projections, those of which `have_kernels` is not true of the weights and the sequence, and
+    them stand the kind and what `autocast_to` says where the layer is called. Layers with
+    projections, those of which `have_kernels` is not true of sequence, states and weights, and
     packed sequences, are met as Dynamo meets them.
     """
 
@@ -45,7 +45,7 @@ def recurrent_layers_captured(
         kind = _KINDS.get(self.value)
         if kind is None:
             return theirs(self, tx, args, kwargs)
-        if not _is_packed(args) and have_kernels([_example(args[0])]):
+        if not _is_packed(args) and have_kernels(_examples(args[:3])):
             given = [*map(ConstantVariable.create, (kind, autocast_to())), *args]
             return UserFunctionVariable(layers).call_function(tx, given, kwargs)
         if dynamo_config.allow_rnn:
@@ -74,5 +74,13 @@ def _is_packed(args: Sequence[Any]) -> bool:
     return not args[3].is_python_constant()
 
 
-def _example(tensor: Any) -> torch.Tensor:
-    return tensor.as_proxy().node.meta["example_value"]
+def _examples(variables: Sequence[Any]) -> list[torch.Tensor]:
+    """Give examples of tensors, and of those in lists."""
+    examples = []
+    for each in variables:
+        items = getattr(each, "items", None)
+        if isinstance(items, list | tuple):
+            examples += _examples(items)
+        else:
+            examples.append(each.as_proxy().node.meta["example_value"])
+    return examples
