@@ -496,24 +496,24 @@ class Rewriter {
     return is_open || ops::fills_with_zeros(*node) ? nullptr : base;
   }
 
-  // The place of `part` in `base` as the arguments after the first two name it; nothing if
+  // The place of `part` in `base` as the arguments after the kFirst two name it; nothing if
   // bounds are not known.
   static std::optional<Read> place_in(const ops::Call& call, const Value& base, const Value& part,
                                       bool is_select) {
-    constexpr size_t first = 2;  // of the arguments that name the part
+    constexpr size_t kFirst = 2;  // of the arguments that name the part
     const auto number = [&](size_t at) {
       const auto* dim = std::get_if<Dim>(&call.args.at(at).value);
       return dim == nullptr ? std::optional<Dim>() : std::optional(*dim);
     };
-    const std::optional<Dim> axis = number(first);
+    const std::optional<Dim> axis = number(kFirst);
     if (!axis || !axis->is_constant()) return std::nullopt;
     const Shape& shape = *base.type.shape;
     const auto rank = static_cast<int64_t>(shape.size());
     const int64_t at = axis->constant() < 0 ? axis->constant() + rank : axis->constant();
     if (at < 0 || at >= rank) return std::nullopt;
     const auto dim = static_cast<size_t>(at);
-    const bool is_none = call.args.at(first + 1).is_none();
-    const std::optional<Dim> start = is_none ? std::optional(Dim(0)) : number(first + 1);
+    const bool is_none = call.args.at(kFirst + 1).is_none();
+    const std::optional<Dim> start = is_none ? std::optional(Dim(0)) : number(kFirst + 1);
     const std::optional<int64_t> begin = start ? wrapped(*start, shape[dim]) : std::nullopt;
     if (!begin) return std::nullopt;
     Read read{.part = whole(base)};
@@ -522,7 +522,7 @@ class Rewriter {
       read.dropped = at;
       return read;
     }
-    const std::optional<Dim> step = number(first + 3);
+    const std::optional<Dim> step = number(kFirst + 3);
     if (!step || !step->is_constant() || step->constant() < 1 ||
         part.type.shape->size() != shape.size()) {
       return std::nullopt;
