@@ -496,7 +496,7 @@ class Rewriter {
     return is_open || ops::fills_with_zeros(*node) ? nullptr : base;
   }
 
-  // The place of `part` in `base` as the arguments after the kFirst two name it; nothing if
+  // The place of `part` in `base` as the arguments after the first two name it; nothing if
   // bounds are not known.
   static std::optional<Read> place_in(const ops::Call& call, const Value& base, const Value& part,
                                       bool is_select) {
