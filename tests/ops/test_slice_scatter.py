@@ -18,7 +18,7 @@ def scatter(
     result = base.clone()
     view = result
     for axis, start, step in zip(axes, starts, steps, strict=True):
-        end = start + (part.shape[axis] - 1) * step + 1
+        end = start + max(part.shape[axis] - 1, 0) * step + min(part.shape[axis], 1)
         view = torch.ops.aten.slice(view, axis, start, end, step)
     view.copy_(part)
     return result
@@ -53,6 +53,8 @@ CASES = [
     of_base(floats(5, 2).t(), floats(5, 4).t(), "turned", axes=[0], starts=[1]),
     of_base(floats(64, 80, 3), floats(64, 80, 9), "large", axes=[2], starts=[1], steps=[3]),
     of_base(floats(90, 80).t(), floats(100, 90), "large and turned", axes=[0], starts=[7]),
+    of_base(floats(2, 1, 4), floats(2, 5, 4), axes=[1], starts=[3], steps=[2**62]),
+    of_base(floats(2, 0, 4), floats(2, 5, 4), "nothing", axes=[1], starts=[2**62], steps=[2**62]),
     of_base(NUMBERS[:1], NUMBERS + 7, axes=[0], starts=[2]),
     of_base(NUMBERS[:, :2].int(), NUMBERS.int(), axes=[1], starts=[1], steps=[2]),
     of_base(NUMBERS[:1] > 0, NUMBERS < 0, axes=[0], starts=[1]),

@@ -88,13 +88,15 @@ struct BoundSliceScatter : BoundWriter {
 // The part as a view of the result.
 ViewSpec place_of_part(const SliceScatterStep& step, const Binder& binder) {
   const TensorSpec &whole = binder.spec(step.outputs[0]), &part = binder.spec(step.part);
-  ViewSpec place{.slot = step.part, .sizes = part.sizes};
+  ViewSpec place{.slot = step.part, .sizes = part.sizes, .strides = whole.strides};
   bool fits = part.dtype == whole.dtype && part.sizes.size() == whole.sizes.size() &&
               part.sizes.size() == step.replaced.size();
   for (size_t i = 0; fits && i < part.sizes.size(); ++i) {
     const auto& [begin, size, stride] = step.replaced[i];
     fits = ops::is_within(begin, part.sizes[i], stride, whole.sizes[i]);
-    place.strides.push_back(whole.strides[i] * stride);
+    if (!fits || part.sizes[i] == 0) continue;
+    // The step of a single element may be any number, and does not matter.
+    place.strides[i] = whole.strides[i] * (part.sizes[i] > 1 ? stride : 1);
     place.offset += begin * whole.strides[i];
   }
   if (!fits) {
