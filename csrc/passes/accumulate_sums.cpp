@@ -152,8 +152,7 @@ class Accumulator {
   }
 
   bool are_together(const Node& a, const Node& b) const {
-    return backward_.contains(&a) == backward_.contains(&b) && a.recompute == b.recompute &&
-           a.checkpoint == b.checkpoint;
+    return passes::are_together(backward_, a, b);
   }
 
   // The input of the sum that is the gradient of an embedding; the later one of two.

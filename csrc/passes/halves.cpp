@@ -24,4 +24,10 @@ std::vector<ir::Node*> backward_half(ir::Graph& graph) {
   return nodes;
 }
 
+bool are_together(const std::unordered_set<const ir::Node*>& backward, const ir::Node& a,
+                  const ir::Node& b) {
+  return backward.contains(&a) == backward.contains(&b) && a.recompute == b.recompute &&
+         a.checkpoint == b.checkpoint;
+}
+
 }  // namespace torch_ort::passes

@@ -103,12 +103,8 @@ class Joiner {
   }
 
  private:
-  // Two recomputed nodes must belong to the same checkpoint, because each checkpoint is recomputed
-  // on its own.
   bool may_join(const Node& first, const Node& second) const {
-    return backward_.contains(&first) == backward_.contains(&second) &&
-           first.recompute == second.recompute && first.checkpoint == second.checkpoint &&
-           !memory_.is_written(second.outputs[0]);
+    return are_together(backward_, first, second) && !memory_.is_written(second.outputs[0]);
   }
 
   // An output of the graph must be a tensor object of its own, even if it shares memory with

@@ -113,6 +113,10 @@ View view_of(Value& value) {
   return view;
 }
 
+bool has_dim(const View& view, int64_t dim) {
+  return std::find(view.dims.begin(), view.dims.end(), dim) != view.dims.end();
+}
+
 bool is_same(const View& a, const View& b) {
   return a.of == b.of && a.part == b.part && a.dims == b.dims;
 }
@@ -278,9 +282,8 @@ class Rewriter {
            !memory_.is_written(value);
   }
 
-  bool is_beside(const Node& a, const Node& b) const {
-    return backward_.contains(&a) == backward_.contains(&b) && a.recompute == b.recompute &&
-           a.checkpoint == b.checkpoint;
+  bool are_together(const Node& a, const Node& b) const {
+    return passes::are_together(backward_, a, b);
   }
 
   Node& note(Node& made, const Node& in_place_of) {
@@ -343,17 +346,15 @@ class Rewriter {
   // ---- reads
 
   // What a view reads in the end: a view of what the last copy, or SliceScatter node, that it can
-  // do without has read. `num_passed` is how many of these there are.
-  View trace(View view, const Node& reader, int& num_passed) const {
-    View found = view;
-    num_passed = 0;
+  // do without has read. Nothing if there is none of these.
+  std::optional<View> trace(View view, const Node& reader) const {
+    std::optional<View> found;
     while (view.of != nullptr) {
       const Node* node = view.of->producer;
-      if (node == nullptr || !is_beside(*node, reader) || memory_.is_written(view.of)) break;
+      if (node == nullptr || !are_together(*node, reader) || memory_.is_written(view.of)) break;
       if (Value* source = copied(*view.of, reader)) {
         view.of = source;
         found = view;
-        ++num_passed;
         continue;
       }
       if (!is_slice_scatter(node)) {
@@ -377,13 +378,12 @@ class Rewriter {
       }
       if (view.of != nullptr && memory_.is_written(view.of)) break;
       found = view;
-      ++num_passed;
     }
     // A dim that was added for the write is not needed to read it.
-    while (found.of != nullptr && ir::is(found.of->producer, "Unsqueeze")) {
-      const std::optional<View> below = step_down(found);
+    while (found && found->of != nullptr && ir::is(found->of->producer, "Unsqueeze")) {
+      std::optional<View> below = step_down(*found);
       if (!below) break;
-      found = *below;
+      found = std::move(below);
     }
     return found;
   }
@@ -399,7 +399,7 @@ class Rewriter {
     for (size_t i = 0; i < shape.size(); ++i) {
       const auto& [begin, size, step] = view.part[i];
       const auto dim = static_cast<int64_t>(i);
-      const bool is_kept = std::find(view.dims.begin(), view.dims.end(), dim) != view.dims.end();
+      const bool is_kept = has_dim(view, dim);
       if (!is_kept) dropped.emplace_back(dim, begin);
       sizes.push_back(is_kept ? size : shape[i]);
       if (!is_kept || view.part[i] == Stretch{.size = shape[i]}) continue;
@@ -444,14 +444,13 @@ class Rewriter {
   bool rewrite_read(Node& node) {
     Value& result = *node.outputs[0];
     if (!is_plain(&result) || leaves(result) || !read_of(&node)) return false;
-    int num_passed = 0;
-    const View view = trace(view_of(result), node, num_passed);
-    if (num_passed == 0 || view.of == nullptr || may_change(*view.of, node)) return false;
+    const std::optional<View> view = trace(view_of(result), node);
+    if (!view || view->of == nullptr || may_change(*view->of, node)) return false;
     if (!context_.may_rewrite()) return false;
-    Value* value = emit(view, node);
+    Value* value = emit(*view, node);
     if (!(value->type.shape == result.type.shape) || !can_stand_for(*value, result)) {
       context_.did_not_rewrite();
-      if (value != view.of) erase_unread_from(*value->producer);
+      if (value != view->of) erase_unread_from(*value->producer);
       return false;
     }
     replace(node, *value);
@@ -464,7 +463,7 @@ class Rewriter {
   // alone; nullptr if it is none.
   Value* copied(const Value& value, const Node& reader) const {
     const Node* node = value.producer;
-    if (node == nullptr || kind_of(*node) != ops::aten::kCopyLike || !is_beside(*node, reader)) {
+    if (node == nullptr || kind_of(*node) != ops::aten::kCopyLike || !are_together(*node, reader)) {
       return nullptr;
     }
     Value* source = tensor(ops::decode_aten(*node).args.at(1));
@@ -479,7 +478,7 @@ class Rewriter {
     while (true) {
       Value* source = copied(*part, reader);
       const Node* node = part->producer;
-      if (ir::is(node, "Identity") && is_beside(*node, reader) && !memory_.is_written(part) &&
+      if (ir::is(node, "Identity") && are_together(*node, reader) && !memory_.is_written(part) &&
           is_plain(node->inputs[0])) {
         source = node->inputs[0];
       }
@@ -568,9 +567,7 @@ class Rewriter {
     Shape added;
     for (size_t i = 0; i < place.part.size(); ++i) {
       const auto dim = static_cast<int64_t>(i);
-      if (std::find(place.dims.begin(), place.dims.end(), dim) == place.dims.end()) {
-        added.emplace_back(dim);
-      }
+      if (!has_dim(place, dim)) added.emplace_back(dim);
     }
     if (!added.empty()) {
       source = note(writing.add({"", "Unsqueeze"}, {source, writing.ints(added)}, {Type()}), node)
@@ -599,7 +596,7 @@ class Rewriter {
   bool is_replaced(const Value& base, const View& place, const Node& node) const {
     const Node* before = base.producer;
     if (!is_slice_scatter(before) || base.uses.size() != 1 || base.uses[0].node != &node ||
-        !is_beside(*before, node)) {
+        !are_together(*before, node)) {
       return false;
     }
     const Relation to = relation(replaced_by(*before), place.part, *base.type.shape);
@@ -610,14 +607,13 @@ class Rewriter {
   // then only the latter is written.
   void join_nested(const Node& node, View& place, Value*& source) const {
     const Node* inner = source->producer;
-    if (!is_slice_scatter(inner) || !is_beside(*inner, node)) return;
+    if (!is_slice_scatter(inner) || !are_together(*inner, node)) return;
     Value* before = base_of(*inner);
-    int passed = 0;
-    const View read = trace(place, node, passed);
-    const bool is_of_zeros = base_or_zeros(place.of) == nullptr;
+    const std::optional<View> read = trace(place, node);
+    const auto origin = [&](const View& view) { return ground(trace(view, node).value_or(view)); };
+    const bool is_of_zeros = read ? read->of == nullptr : base_or_zeros(place.of) == nullptr;
     const bool is_same_part =
-        before == nullptr ? read.of == nullptr || (is_of_zeros && passed == 0)
-                          : is_same(ground(trace(view_of(*before), node, passed)), ground(read));
+        before == nullptr ? is_of_zeros : is_same(origin(view_of(*before)), origin(place));
     if (!is_same_part) return;
     const Part& replaced = replaced_by(*inner);
     for (size_t i = 0; i < place.dims.size(); ++i) {
@@ -648,8 +644,8 @@ class Rewriter {
   std::optional<Term> term_of(Value* value, const Node& sum) const {
     const Node* node = value->producer;
     const Type& type = sum.outputs[0]->type;
-    if (node == nullptr || value->uses.size() != 1 || !is_plain(value) || !is_beside(*node, sum) ||
-        !(value->type == type)) {
+    if (node == nullptr || value->uses.size() != 1 || !is_plain(value) ||
+        !are_together(*node, sum) || !(value->type == type)) {
       return std::nullopt;
     }
     const std::string kind = kind_of(*node);
@@ -678,7 +674,7 @@ class Rewriter {
       Value* sum = node.inputs[1 - i];
       if (!added || sum->producer == nullptr) continue;
       const std::optional<Term> first = term_of(sum, node);
-      const bool is_sum = is_slice_scatter(sum->producer) && is_beside(*sum->producer, node) &&
+      const bool is_sum = is_slice_scatter(sum->producer) && are_together(*sum->producer, node) &&
                           sum->type == node.outputs[0]->type && is_plain(sum);
       if ((!first && !is_sum) || !context_.may_rewrite()) continue;
       if (first) sum = write(node, first->place, first->part, nullptr);
@@ -692,8 +688,7 @@ class Rewriter {
   Value* sum_of_parts(Node& node, const Term& term, Value& sum) {
     View place = term.place;
     place.of = &sum;
-    int num_passed = 0;
-    place = trace(place, node, num_passed);
+    place = trace(place, node).value_or(place);
     if (place.of == nullptr) return term.part;
     Value* before = emit(place, node);
     ops::Writer writing(graph_, &node);
@@ -726,7 +721,7 @@ class Rewriter {
       if (Dim(covered) == shape[axis]) break;
       Value* base = base_of(*node);
       if (base == nullptr || base->uses.size() != 1 || !is_slice_scatter(base->producer) ||
-          !is_beside(*base->producer, last)) {
+          !are_together(*base->producer, last)) {
         return false;
       }
       node = base->producer;
