@@ -33,12 +33,16 @@ struct Matrices {
   int64_t count = 1;  // of matrices
 };
 
-std::optional<Matrices> matrices_of(const Layout& from, const Layout& to) {
+std::vector<Axis> axes_of(const Layout& from, const Layout& to) {
   std::vector<Axis> axes;
   for (size_t i = 0; i < from.sizes.size(); ++i) {
     axes.push_back({from.sizes[i], from.strides[i], to.strides[i]});
   }
-  axes = region::merge(axes);
+  return axes;
+}
+
+std::optional<Matrices> matrices_of(const Layout& from, const Layout& to) {
+  const std::vector<Axis> axes = region::merge(axes_of(from, to));
   const auto rows =
       std::find_if(axes.begin(), axes.end(), [](const Axis& each) { return each.b == 1; });
   const auto columns =
@@ -134,12 +138,9 @@ class SmallCopy final : public Kernel {
 };
 
 std::unique_ptr<const Kernel> make_small_copy(const Layout& from, const Layout& to) {
-  std::vector<Axis> axes;
+  std::vector<Axis> axes = axes_of(from, to);
   int64_t count = 1;
-  for (size_t i = 0; i < from.sizes.size(); ++i) {
-    axes.push_back({from.sizes[i], from.strides[i], to.strides[i]});
-    count *= from.sizes[i];
-  }
+  for (const Axis& axis : axes) count *= axis.size;
   const int64_t bytes = ir::size_bytes(from.dtype);
   if (count >= kFewBytes / bytes) return nullptr;
   // The copy is written in the order of its memory.

@@ -41,18 +41,22 @@ std::unique_ptr<BoundStep> bind_word_copy(const OutStep& step, int source, Binde
 }
 
 std::unique_ptr<BoundStep> bind_kernel_copy(const OutStep& step, int source, Binder& binder) {
-  const ir::Type& type = binder.graph().value(step.outputs[0]).type;
-  const region::Codegen* codegen = type.is_known() ? region::codegen_for(type.device) : nullptr;
-  if (codegen == nullptr) return nullptr;
   std::shared_ptr<const region::Kernel> kernel =
-      codegen->compile_copy(layout_of(source, binder), layout_of(step.outputs[0], binder),
-                            binder.graph().options.regions);
+      compile_copy(step, source, layout_of(step.outputs[0], binder), binder);
   if (kernel == nullptr) return nullptr;
   return std::make_unique<BoundKernel>(step, binder, std::vector<int>{source}, std::move(kernel),
                                        &StepCounts::out);
 }
 
 }  // namespace
+
+std::shared_ptr<const region::Kernel> compile_copy(const Step& step, int source,
+                                                   const region::Layout& to, const Binder& binder) {
+  const ir::Type& type = binder.graph().value(step.outputs[0]).type;
+  const region::Codegen* codegen = type.is_known() ? region::codegen_for(type.device) : nullptr;
+  if (codegen == nullptr) return nullptr;
+  return codegen->compile_copy(layout_of(source, binder), to, binder.graph().options.regions);
+}
 
 std::unique_ptr<BoundStep> bind_copy(const OutStep& step, Binder& binder) {
   if (step.op.operator_name().name != ops::aten::kCopy || step.outputs.size() != 1) return nullptr;

@@ -7,6 +7,7 @@
 #include "run/binder.h"
 #include "run/context.h"
 #include "run/counters.h"
+#include "run/steps/copy.h"
 #include "run/steps/forms.h"
 #include "run/steps/kernel.h"
 #include "run/word_copy.h"
@@ -109,14 +110,8 @@ ViewSpec place_of_part(const SliceScatterStep& step, const Binder& binder) {
 
 std::unique_ptr<BoundStep> SliceScatterStep::bind(Binder& binder) const {
   ViewSpec place = place_of_part(*this, binder);
-  const ir::Type& type = binder.graph().value(outputs[0]).type;
-  const region::Codegen* codegen = type.is_known() ? region::codegen_for(type.device) : nullptr;
-  std::shared_ptr<const region::Kernel> kernel;
-  if (codegen != nullptr) {
-    const region::Layout from = layout_of(part, binder);
-    kernel = codegen->compile_copy(from, {from.dtype, place.sizes, place.strides},
-                                   binder.graph().options.regions);
-  }
+  const region::Layout to = {layout_of(part, binder).dtype, place.sizes, place.strides};
+  std::shared_ptr<const region::Kernel> kernel = compile_copy(*this, part, to, binder);
   return std::make_unique<BoundSliceScatter>(*this, binder, std::move(place), std::move(kernel));
 }
 
