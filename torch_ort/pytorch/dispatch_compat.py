@@ -174,21 +174,16 @@ def layers_taken_apart() -> Iterator[None]:
         yield
 
 
-def _encoder_layer(
-    operator: Any, key: Any, x: torch.Tensor, width: int, heads: int, qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor, out_weight: torch.Tensor, out_bias: torch.Tensor, use_gelu: bool,
-    norm_first: bool, eps: float, *rest: Any,
-) -> torch.Tensor:  # fmt: skip
+def _encoder_layer(operator: Any, key: Any, *args: Any) -> torch.Tensor:
     """Compute what an encoder layer of torch.nn does in eval mode, [batch, length, width]."""
     linear, layer_norm = torch.nn.functional.linear, torch.nn.functional.layer_norm
+    x, width, heads, qkv_weight, qkv_bias, out_weight, out_bias, *rest = args
+    use_gelu, norm_first, eps, *rest = rest
     weights, masks = rest[:8], [each for each in rest[8:] if each is not None]
     # A width that is a symbol would have to be a constant, which Dynamo has not seen in the layer.
     is_plain = not x.is_nested and x.dim() == _BATCH_OF_SEQUENCES and isinstance(x.shape[2], int)
     if masks or not is_plain:
-        settings = (use_gelu, norm_first, eps, *rest)
-        return operator._op_dk(
-            key, x, width, heads, qkv_weight, qkv_bias, out_weight, out_bias, *settings
-        )
+        return operator._op_dk(key, *args)
     norms, (up, up_bias, down, down_bias) = (weights[:2], weights[2:4]), weights[4:]
     batch, length, _ = x.shape
 
