@@ -246,24 +246,35 @@ class CutRegion {
       if (std::none_of(inner->outputs.begin(), inner->outputs.end(), is_read)) continue;
       needed.insert(&*inner);
       for (const Value* input : inner->inputs) {
-        if (input != nullptr && !states_.is_undefined(input)) read.insert(states_.left_of(input));
+        if (input == nullptr) continue;
+        if (!states_.is_undefined(input)) {
+          read.insert(states_.left_of(input));
+        } else if (!takes_number(*inner)) {
+          read.insert(input);
+        }
       }
     }
     return needed;
   }
 
+  // Whether a number can stand for a gradient that has not come. Other nodes read a whole tensor,
+  // and so do those that compute its zeros from the zeros of an input.
+  bool takes_number(const Node& inner) const {
+    return ops::fused_form(inner).kind == ops::FusedForm::Kind::kPointwise &&
+           !states_.is_undefined(inner.outputs[0]);
+  }
+
   void copy(const Node& inner, Copier& copier) const {
-    const bool takes_number = ops::fused_form(inner).kind == ops::FusedForm::Kind::kPointwise;
     std::vector<Value*> inputs;
     for (const Value* input : inner.inputs) {
       if (!states_.is_undefined(input)) {
         inputs.push_back(copier.copy_of(states_.left_of(input)));
-      } else if (takes_number) {
+      } else if (takes_number(inner)) {
         inputs.push_back(copier.zero(input));
-      } else {
-        ORT_CHECK(input->producer == nullptr, "cut_backward: ", inner.op.str(),
-                  " joins gradients of which one is missing");
+      } else if (input->producer == nullptr) {
         inputs.push_back(copier.zeros_like(input));
+      } else {
+        inputs.push_back(copier.copy_of(input));
       }
     }
     copier.add(inner, std::move(inputs), inner.outputs, inner.attrs);

@@ -288,9 +288,10 @@ class _Step:
         return [(i, j) for i, j in pairs if self._results[i].numel()]
 
     def go_backward(self, twice: bool) -> None:
-        """Run backward from all results; note gradients, and that results have kept."""
+        """Run backward from results; note gradients, and that results are as they were."""
         before = [_real(result.detach()).clone() for result in self._results]
         trained = list(filter(_is_trained, self._results))
+        trained = [x for i, x in enumerate(trained) if i not in self._call.unread] or trained
         for again in (True, False) if twice else (False,):
             if trained:
                 weights = list(map(_weights, trained))

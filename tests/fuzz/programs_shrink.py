@@ -54,7 +54,7 @@ def shrink(program: Program, road: str, words: str, seconds: float = 60) -> Prog
 
 _PLAIN_CALL = {
     "autocast": "", "backward_in_autocast": False, "default_dtype": "float32",
-    "deterministic": False, "in_thread": False, "numbers": (),
+    "deterministic": False, "in_thread": False, "numbers": (), "unread": (),
 }  # fmt: skip
 
 
@@ -167,6 +167,7 @@ def weights_of(x):
 
 def backward(results, given, module, call):
     trained = [x for x in results if x.requires_grad]
+    trained = [x for i, x in enumerate(trained) if i not in call["unread"]] or trained
     for again in (True, False) if call["backward"] == "twice" else (False,):
         if trained:
             with (

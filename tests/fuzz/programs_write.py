@@ -56,6 +56,7 @@ class Call:
     training: bool = True
     mode: str = "grad"  # or no_grad, inference_mode
     backward: str = "now"  # or later, twice, never
+    unread: tuple[int, ...] = ()  # trained results that backward does not start from
     autocast: str = ""  # its dtype
     backward_in_autocast: bool = False
     default_dtype: str = "float32"
@@ -442,6 +443,8 @@ class Writer:
             calls = [replace(call, numbers=self._numbers()) for call in calls]
         if chance() < 0.06:
             calls = [replace(call, in_thread=chance() < 0.5) for call in calls]
+        if chance() < 0.4:
+            calls = [replace(call, unread=choose(((), (0,), (1,), (0, 2)))) for call in calls]
         return tuple(calls)
 
     def _in_state(self, call: Call) -> Call:

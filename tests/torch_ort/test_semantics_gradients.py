@@ -161,6 +161,39 @@ class TestPartialGradients:
             got.append(a.grad)
         torch.testing.assert_close(got[1], got[0])
 
+    @pytest.mark.parametrize(
+        "function",
+        [
+            pytest.param(
+                lambda a: (a[:, :3].sin(), a[:, 3:5].cos(), a[:, 5:].exp() * 2), id="columns"
+            ),
+            pytest.param(
+                lambda a: (a[:1].sin(), a[1:3].cos().exp(), a[3:].exp() * a[3:]), id="rows"
+            ),
+            pytest.param(
+                lambda a: tuple(part.sin().exp() for part in a.unflatten(1, (2, 3)).unbind(2)),
+                id="dims",
+            ),
+            pytest.param(lambda a: (a.sin(), a.sum(0).exp(), (a * a.sum()).tanh()), id="sums"),
+            pytest.param(
+                lambda a: tuple(part.softmax(-1) for part in (a @ a.T).split([1, 2, 1], -1)),
+                id="products",
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("read", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
+    def test_gradients_of_some_parts(self, device, compiled, function, read):
+        def doubled(a):
+            return function(a * 2)
+
+        got = []
+        for run in (doubled, compiled(doubled)):
+            a = torch.linspace(-1, 0.8, 24, device=device).view(4, 6).requires_grad_()
+            outputs = run(a)
+            sum(outputs[i].square().sum() for i in read).backward()
+            got.append(a.grad)
+        torch.testing.assert_close(got[1], got[0])
+
 
 class TestAccumulation:
     @pytest.mark.parametrize("set_to_none", [True, False])
