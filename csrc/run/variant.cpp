@@ -107,8 +107,8 @@ std::shared_ptr<const Variant> make_half(const Variant& whole, const std::vector
   auto made = std::make_shared<Variant>();
   made->key = {.defined = defined, .is_half = true};
   made->gradients = std::move(asked.gradients);
-  // What gives no gradient may still have effects.
-  if (graph->nodes.empty()) return made;
+  // What gives no gradient may still have effects, and a gradient may be one that comes.
+  if (graph->nodes.empty() && graph->outputs.empty()) return made;
 
   std::vector<std::string> names = names_of(compiled, whole.saved);
   for (const std::string& name : names_of(compiled, compiled.tangents)) names.push_back(name);

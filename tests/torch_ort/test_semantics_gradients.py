@@ -175,6 +175,7 @@ class TestPartialGradients:
                 id="dims",
             ),
             pytest.param(lambda a: (a.sin(), a.sum(0).exp(), (a * a.sum()).tanh()), id="sums"),
+            pytest.param(lambda a: (a.sin(), a + 1, a.t() - 0.5), id="as they come"),
             pytest.param(
                 lambda a: tuple(part.softmax(-1) for part in (a @ a.T).split([1, 2, 1], -1)),
                 id="products",
@@ -182,12 +183,13 @@ class TestPartialGradients:
         ],
     )
     @pytest.mark.parametrize("read", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)])
-    def test_gradients_of_some_parts(self, device, compiled, function, read):
-        def doubled(a):
-            return function(a * 2)
+    @pytest.mark.parametrize("factor", [None, 2])
+    def test_gradients_of_some_parts(self, device, compiled, function, read, factor):
+        def parts(a):
+            return function(a if factor is None else a * factor)
 
         got = []
-        for run in (doubled, compiled(doubled)):
+        for run in (parts, compiled(parts)):
             a = torch.linspace(-1, 0.8, 24, device=device).view(4, 6).requires_grad_()
             outputs = run(a)
             sum(outputs[i].square().sum() for i in read).backward()
