@@ -5,6 +5,7 @@
 #include <c10/core/SymNodeImpl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 
@@ -105,27 +106,51 @@ double apply(DimOp op, double a, double b) {
   }
 }
 
-// Operations on floats of which at least one is a Fraction.
+// The name of PyTorch's method for an operation on floats.
+const char* method_of(DimOp op) {
+  switch (op) {
+    case DimOp::kAdd: return "add";
+    case DimOp::kSub: return "sub";
+    case DimOp::kMul: return "mul";
+    case DimOp::kFloorDiv: return "floordiv";
+    case DimOp::kMod: return "mod";
+    case DimOp::kPow: return "pow";
+    case DimOp::kMin: return "sym_min";
+    case DimOp::kMax: return "sym_max";
+    case DimOp::kEq: return "eq";
+    case DimOp::kNe: return "ne";
+    case DimOp::kLt: return "lt";
+    case DimOp::kLe: return "le";
+    case DimOp::kGt: return "gt";
+    case DimOp::kGe: return "ge";
+    case DimOp::kAnd: return "sym_and";
+    case DimOp::kOr: return "sym_or";
+    default: throw InternalError("sizes: got an operation that floats do not have");
+  }
+}
+
+std::atomic<FloatFunction> float_function = nullptr;
+
+SymNode computed(const char* method, const SymNode& a, const SymNode& b) {
+  const FloatFunction function = float_function;
+  ORT_CHECK(function != nullptr, "sizes: nobody computes floats that depend on them");
+  return function(method, a, b);
+}
+
+// Operations on floats of which at least one is no integer of sizes.
 using Sizes = c10::intrusive_ptr<SizeSymbols>;
 SymNode combine(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b);
 SymNode divide(const Sizes& sizes, const SymNode& a, const SymNode& b);
 SymNode compare(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b);
-SymNode make_float(const Sizes& sizes, std::optional<double> number);
+SymNode make_float(const Sizes& sizes, double number);
 SymNode make_integer(const Sizes& sizes, int64_t number);
 
-double known(const std::optional<double>& number) {
-  if (number) return *number;
-  throw Unsupported("sizes: got a float that depends on sizes, want an integer");
-}
-
-// A SymFloat that is not an integer for all sizes: a quotient of sizes, or a number such as 0.5. If
-// it depends on sizes, nobody knows its value. PyTorch may compute with it as long as the results
-// of operators do not depend on it; code that decides by it gets Unsupported.
+// A SymFloat that is the same number for all sizes, and no integer, such as 0.5.
 class Fraction : public c10::SymNodeImpl {
  public:
-  Fraction(Sizes sizes, std::optional<double> number) : sizes_(std::move(sizes)), number_(number) {}
+  Fraction(Sizes sizes, double number) : sizes_(std::move(sizes)), number_(number) {}
 
-  std::optional<double> number() const { return number_; }
+  double number() const { return number_; }
 
   bool is_int() override { return false; }
   bool is_bool() override { return false; }
@@ -148,23 +173,21 @@ class Fraction : public c10::SymNodeImpl {
   SymNode le(const SymNode& other) override { return compare(sizes_, DimOp::kLe, self(), other); }
   SymNode gt(const SymNode& other) override { return compare(sizes_, DimOp::kGt, self(), other); }
   SymNode ge(const SymNode& other) override { return compare(sizes_, DimOp::kGe, self(), other); }
-  SymNode neg() override {
-    return make_float(sizes_, number_ ? std::optional(-*number_) : std::nullopt);
-  }
-  SymNode floor() override { return rounded(std::floor(known(number_))); }
-  SymNode ceil() override { return rounded(std::ceil(known(number_))); }
+  SymNode neg() override { return make_float(sizes_, -number_); }
+  SymNode floor() override { return rounded(std::floor(number_)); }
+  SymNode ceil() override { return rounded(std::ceil(number_)); }
   SymNode sym_float() override { return self(); }
   SymNode clone() override { return self(); }
   SymNode wrap_int(int64_t value) override { return make_integer(sizes_, value); }
   SymNode wrap_float(double value) override { return make_float(sizes_, value); }
 
-  double guard_float(const char*, int64_t) override { return known(number_); }
-  bool bool_() override { return known(number_) != 0; }
-  bool has_hint() override { return number_.has_value(); }
+  double guard_float(const char*, int64_t) override { return number_; }
+  bool bool_() override { return number_ != 0; }
+  bool has_hint() override { return true; }
   // PyTorch accepts no SymFloat that is a constant.
   bool is_constant() override { return false; }
   bool is_symbolic() override { return true; }
-  std::string str() override { return number_ ? concat(*number_) : "a quotient of sizes"; }
+  std::string str() override { return concat(number_); }
 
  private:
   SymNode self() { return c10::intrusive_ptr<Fraction>::reclaim_copy(this); }
@@ -175,10 +198,8 @@ class Fraction : public c10::SymNodeImpl {
   }
 
   Sizes sizes_;
-  const std::optional<double> number_;  // never an integer
+  const double number_;  // never an integer
 };
-
-bool is_fraction(const SymNode& node) { return dynamic_cast<Fraction*>(node.get()) != nullptr; }
 
 // A SymInt or SymBool; or a SymFloat that is an integer, such as a factor of an upsampling.
 class Node : public c10::SymNodeImpl {
@@ -208,8 +229,9 @@ class Node : public c10::SymNodeImpl {
   SymNode mul(const SymNode& other) override { return binary(DimOp::kMul, other); }
   SymNode floordiv(const SymNode& other) override { return binary(DimOp::kFloorDiv, other); }
   SymNode truediv(const SymNode& other) override {
-    if (is_fraction(other)) return divide(sizes_, self(), other);
-    return make_float(sizes_, quotient(operand(other)));
+    const std::optional<double> number =
+        is_of_sizes(other) ? quotient(operand(other)) : std::nullopt;
+    return number ? make_float(sizes_, *number) : divide(sizes_, self(), other);
   }
   SymNode mod(const SymNode& other) override { return binary(DimOp::kMod, other); }
   SymNode pow(const SymNode& other) override { return binary(DimOp::kPow, other); }
@@ -297,13 +319,17 @@ class Node : public c10::SymNodeImpl {
   SymNode make(Dim dim, Kind kind) const {
     return c10::make_intrusive<Node>(sizes_, std::move(dim), kind);
   }
+  // Whether a node is an integer of sizes or a constant.
+  static bool is_of_sizes(const SymNode& node) {
+    return dynamic_cast<const Node*>(node.get()) != nullptr || !node->is_symbolic();
+  }
   SymNode binary(DimOp op, const SymNode& other) {
+    if (!is_of_sizes(other)) return combine(sizes_, op, self(), other);
     const bool is_float = kind_ == kFloat || other->is_float();
-    if (is_float && is_fraction(other)) return combine(sizes_, op, self(), other);
     return make(Dim::make(op, dim(), operand(other)), is_float ? kFloat : kInteger);
   }
   SymNode relation(DimOp op, const SymNode& other) {
-    if (is_fraction(other)) return compare(sizes_, op, self(), other);
+    if (!is_of_sizes(other)) return compare(sizes_, op, self(), other);
     return make(Dim::make(op, dim(), operand(other)), kCondition);
   }
   // The quotient; nothing if it depends on sizes, or if Python raises because the divisor is 0.
@@ -358,8 +384,8 @@ std::optional<double> number_in(const SymNode& node) {
   return held ? held->number() : std::nullopt;
 }
 
-SymNode make_float(const Sizes& sizes, std::optional<double> number) {
-  const std::optional<int64_t> integer = number ? integer_in(*number) : std::nullopt;
+SymNode make_float(const Sizes& sizes, double number) {
+  const std::optional<int64_t> integer = integer_in(number);
   if (integer) return c10::make_intrusive<Node>(sizes, *integer, kFloat);
   return c10::make_intrusive<Fraction>(sizes, number);
 }
@@ -370,20 +396,23 @@ SymNode make_integer(const Sizes& sizes, int64_t number) {
 
 SymNode combine(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b) {
   const std::optional<double> x = number_in(a), y = number_in(b);
-  return make_float(sizes, x && y ? std::optional(apply(op, *x, *y)) : std::nullopt);
+  return x && y ? make_float(sizes, apply(op, *x, *y)) : computed(method_of(op), a, b);
 }
 
 SymNode divide(const Sizes& sizes, const SymNode& a, const SymNode& b) {
   const std::optional<double> x = number_in(a), y = number_in(b);
-  return make_float(sizes, x && y && *y != 0 ? std::optional(*x / *y) : std::nullopt);
+  return x && y && *y != 0 ? make_float(sizes, *x / *y) : computed("truediv", a, b);
 }
 
 SymNode compare(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b) {
-  const bool holds = apply(op, known(number_in(a)), known(number_in(b))) != 0;
-  return c10::make_intrusive<Node>(sizes, static_cast<int64_t>(holds), kCondition);
+  const std::optional<double> x = number_in(a), y = number_in(b);
+  if (!x || !y) return computed(method_of(op), a, b);
+  return c10::make_intrusive<Node>(sizes, apply(op, *x, *y) != 0, kCondition);
 }
 
 }  // namespace
+
+void compute_floats_by(FloatFunction function) { float_function = function; }
 
 c10::SymInt SizeSymbols::symbol(const std::string& name, int64_t value, bool is_size,
                                 std::optional<int64_t> low, std::optional<int64_t> high) {
@@ -504,6 +533,14 @@ bool SizeSymbols::is_layout_question(const Dim& condition) const {
   condition.collect_symbols(names);
   return std::all_of(names.begin(), names.end(),
                      [&](const std::string& name) { return symbols_.at(name).is_size; });
+}
+
+bool SizeSymbols::is_unbacked(const Dim& dim) {
+  std::vector<std::string> names;
+  dim.collect_symbols(names);
+  std::scoped_lock lock(mutex_);
+  return std::any_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return symbols_.at(name).is_unbacked; });
 }
 
 int64_t SizeSymbols::value(const Dim& dim) {
@@ -791,6 +828,13 @@ std::optional<int64_t> value_of(const c10::SymInt& size) {
   const SymNode held = size.toSymNode();
   if (const Node* node = node_in(held)) return node->sizes()->value(node->dim());
   return std::nullopt;
+}
+
+bool depends_on_data(const c10::SymInt& size) {
+  if (!size.is_heap_allocated()) return false;
+  const SymNode held = size.toSymNode();
+  const Node* node = node_in(held);
+  return node != nullptr && node->sizes()->is_unbacked(node->dim());
 }
 
 std::optional<std::unordered_map<std::string, int64_t>> symbols_in(const c10::SymInt& size) {

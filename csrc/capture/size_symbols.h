@@ -52,6 +52,8 @@ class SizeSymbols : public c10::intrusive_ptr_target {
   bool decide(const ir::Dim& condition, Asker asker);
   // The value in the recorded call. Throws InternalError for symbols of another recording.
   int64_t value(const ir::Dim& dim);
+  // Whether it has a symbol that depends on data.
+  bool is_unbacked(const ir::Dim& dim);
   // Makes the expression a constant, with a guard, because the user's code or an operator asks for
   // an integer.
   int64_t specialize(const ir::Dim& dim);
@@ -93,6 +95,14 @@ class SizeSymbols : public c10::intrusive_ptr_target {
   std::vector<ir::Dim> guards_;
 };
 
+// Computes with floats that depend on sizes and are no integers, such as a quotient of two sizes:
+// these are no expressions of this file. `method` is the name of one of PyTorch's SymNode, such as
+// "truediv".
+using FloatFunction = c10::SymNode (*)(const char* method, const c10::SymNode& a,
+                                       const c10::SymNode& b);
+// Has to be called before the first recording.
+void compute_floats_by(FloatFunction function);
+
 // The SymInt of a dim whose symbols occur in `sizes`. Throws InternalError if none of these belongs
 // to a recording.
 c10::SymInt size_over(const ir::Dim& dim, const std::vector<c10::SymInt>& sizes);
@@ -107,6 +117,8 @@ std::optional<double> known_float(const c10::SymNode& number);
 // The value of a size in the recorded call; nothing if another tracer made it.
 std::optional<int64_t> value_of(const c10::SymInt& size);
 
+// Whether a size of a recording has a symbol that depends on data.
+bool depends_on_data(const c10::SymInt& size);
 // The symbols of a size, with their values in the recorded call; nothing if another tracer made it.
 std::optional<std::unordered_map<std::string, int64_t>> symbols_in(const c10::SymInt& size);
 

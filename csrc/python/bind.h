@@ -31,6 +31,7 @@ void bind_product(pybind11::module_& module);
 void bind_tuning(pybind11::module_& module);
 void bind_calls(pybind11::module_& module);
 void bind_capture(pybind11::module_& module);
+void bind_numbers(pybind11::module_& module);
 void bind_guard(pybind11::module_& module);
 void bind_torchscript(pybind11::module_& module);
 void bind_files(pybind11::module_& module);

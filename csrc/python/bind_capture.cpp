@@ -189,6 +189,16 @@ void bind_capture(py::module_& module) {
       },
       "function"_a, "Call something as if no kernel and no trace stood around it.");
   module.def(
+      "python_text",
+      [](const c10::SymInt& size) {
+        const std::optional<Dim> dim = capture::dim_of(size);
+        ORT_CHECK(dim, "python_text: got a size of another tracer");
+        return python_text(*dim);
+      },
+      "size"_a, "The expression of a recording's size in Python.");
+  module.def("depends_on_data", &capture::depends_on_data, "size"_a,
+             "Whether a recording's size has a symbol whose value only data tells.");
+  module.def(
       "known_float",
       [](const py::object& number) -> std::optional<double> {
         const py::object node = number.attr("node");

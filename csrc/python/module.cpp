@@ -20,6 +20,7 @@ PYBIND11_MODULE(_C, module) {
   torch_ort::python::bind_product(module);
   torch_ort::python::bind_tuning(module);
   torch_ort::python::bind_capture(module);
+  torch_ort::python::bind_numbers(module);
   torch_ort::python::bind_guard(module);
   torch_ort::python::bind_torchscript(module);
   torch_ort::python::bind_files(module);

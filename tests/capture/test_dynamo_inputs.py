@@ -12,6 +12,7 @@ import torch_ort
 from torch_ort import _C
 from torch_ort.core.refusals import HandOver
 from torch_ort.dynamo.inputs import DynamoInputs
+from torch_ort.rules.numbers import Conditions
 
 
 def dynamo_tensor(env: ShapeEnv, *shape: int) -> torch.Tensor:
@@ -47,7 +48,7 @@ def test_what_dynamo_knows_is_no_guard(given):
     env, inputs, (n, m, _, _) = given
     assert n > 1
     assert n * m >= 4
-    inputs.tell_guards()
+    inputs.tell_guards(Conditions())
     assert env.guards == []
 
 
@@ -58,7 +59,7 @@ def test_what_dynamo_has_guarded_is_not_guarded_again(given):
     count = len(env.guards)
     assert n > 5
     assert n > 3
-    inputs.tell_guards()
+    inputs.tell_guards(Conditions())
     assert len(env.guards) == count
 
 
@@ -75,7 +76,7 @@ def test_a_condition_is_guarded_by_dynamo(given, ask, want):
     env, inputs, sizes = given
     assert ask(*sizes)
     assert env.guards == []
-    inputs.tell_guards()
+    inputs.tell_guards(Conditions())
     (guard,) = env.guards
     names = dict(zip("nmkp", inputs._theirs, strict=True))
     values = {name: 6 if i in (0, 2) else 4 - i // 2 for i, name in enumerate(inputs._theirs)}
@@ -93,7 +94,7 @@ def test_a_size_that_has_to_be_constant_is_left_to_aotautograd(given):
     assert n > 3
     assert int(m) == 4
     with pytest.raises(HandOver, match=r"a size has to be constant: \(s\d+ == 4\)"):
-        inputs.tell_guards()
+        inputs.tell_guards(Conditions())
     assert env.guards == []
 
 

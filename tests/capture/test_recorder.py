@@ -12,10 +12,8 @@ from torch.nn import functional as F
 
 from tests.models import MODELS, EncoderBlock
 from torch_ort import _C
-from torch_ort.core.refusals import HandOver
+from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.dynamo.inputs import DynamoInputs
-from torch_ort.pytorch.dispatch_compat import shape_questions_answered
-from torch_ort.record.reasons import is_reason_to_hand_over
 from torch_ort.record.recorder import RecordedInputs, Recording, record
 from torch_ort.rules import answers
 from torch_ort.rules.symbols import Symbolic, is_beyond_sizes
@@ -324,24 +322,57 @@ def test_numbers_are_not_made_up(ask, made):
         record_module(Wrong(function), (numbers(3, 4),), False)
 
 
-FRACTION = "sizes: got a float that depends on sizes, want an integer"
-
-
 @pytest.mark.parametrize(
     "function",
     [
         lambda w, x: w * x * (1.0 / x.shape[0]),
         lambda w, x: w * x * (x.shape[0] / x.shape[1]),
         lambda w, x: w * x / x.shape[0] ** 0.5,
-        lambda w, x: (w * x)[: int(x.shape[0] * 0.5)],
-        lambda w, x: w * x if x.shape[0] / 2 > 1.25 else x,
+        lambda w, x: (w * x).var(0),
+        lambda w, x: (w * x).std(),
     ],
-    ids=["inverse", "quotient", "root", "index", "branch"],
+    ids=["inverse", "quotient", "root", "variance", "deviation"],
 )
-def test_floats_that_depend_on_sizes_hand_over(function):
-    with pytest.raises(RuntimeError, match=FRACTION) as raised:
-        record_module(Wrong(function), (numbers(3, 4),), True)
-    assert is_reason_to_hand_over(raised.value)
+def test_floats_that_depend_on_sizes_are_computed_by_the_graph(function):
+    module = Wrong(function)
+    recording, given, symbols, table = record_module(module, (numbers(3, 4),), True)
+    assert "(s0 == 3)" not in table.guards()
+    sizes = dict(zip(symbols, (7, 4), strict=True))
+    assert recording.asked.hold_for({}, sizes)
+    x = numbers(7, 4)
+    want = module(x)
+    tangent = torch.rand_like(want)
+    got, gradient, _ = Replay(recording, sizes)([given[0].detach(), x], [tangent])
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(gradient, *torch.autograd.grad(want, module.weight, tangent))
+
+
+@pytest.mark.parametrize(
+    ("function", "same", "other"),
+    [
+        (lambda w, x: (w * x)[: int(x.shape[0] * 0.5)], 2, 4),
+        (lambda w, x: (w * x)[: -int(-x.shape[0] / 2)], 2, 5),
+        (lambda w, x: w * x if x.shape[0] / 2 > 1.25 else x, 9, 2),
+        (lambda w, x: w * x[: math.ceil(x.shape[0] / 3)], 2, 4),
+        (lambda w, x: w * x.shape[0] ** 0.5 if x.shape[0] ** 0.5 < 3 else w, 8, 9),
+    ],
+    ids=["index", "negative", "branch", "rounded up", "root"],
+)
+def test_what_is_asked_of_floats_of_sizes_is_a_condition(function, same, other):
+    recording, _, symbols, table = record_module(Wrong(function), (numbers(3, 4),), True)
+    assert "(s0 == 3)" not in table.guards()
+    for rows, holds in ((3, True), (same, True), (other, False)):
+        sizes = dict(zip(symbols, (rows, 4), strict=True))
+        assert recording.asked.hold_for({}, sizes) == holds
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_quotient_that_python_does_not_know_is_not_recorded(rows):
+    function = Wrong(lambda w, x: w * (1 / (x.shape[0] * (x.shape[0] - 1))))
+    with pytest.raises(NoCapture, match="Python raises ZeroDivisionError"):
+        record_module(function, (numbers(rows, 4),), True)
+    recording, *_ = record_module(function, (numbers(3, 4),), True)
+    assert not recording.asked.hold_for({}, {"s0": rows, "s1": 4})
 
 
 @pytest.mark.parametrize(
@@ -360,21 +391,19 @@ def test_floats_that_are_the_same_for_all_sizes_are_numbers(factor, want):
     assert "(s0 != 0)" in table.guards()
 
 
-@pytest.mark.parametrize("ask", [lambda size: int(size * 2.5), lambda size: math.ceil(size / 3)])
-def test_a_rule_that_asks_for_a_fraction_of_a_size_leaves_it_to_pytorch(ask, monkeypatch):
+def test_a_fraction_of_a_size_that_a_rule_asks_for_is_a_condition(monkeypatch):
     def rule(a, b):
-        asked.append(max(a.sizes, b.sizes, key=len)[0])
-        return ask(asked[-1])
+        wide = max(a, b, key=lambda spec: len(spec.sizes))
+        assert int(wide.sizes[0] * 2.5) == 7
+        return wide
 
-    asked, find = [], answers.find
+    find = answers.find
     monkeypatch.setattr(
         answers, "find", lambda func: rule if func is aten.mul.Tensor else find(func)
     )
     recording, *_ = record_module(Wrong(lambda w, x: w * x), (numbers(3, 4),), True)
     assert recording.module.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
-    with shape_questions_answered(), pytest.raises(RuntimeError, match=FRACTION) as raised:
-        ask(asked[0])
-    assert is_beyond_sizes(raised.value)
+    assert [recording.asked.hold_for({}, {"s0": n, "s1": 4}) for n in (3, 4)] == [True, False]
 
 
 @pytest.mark.parametrize("is_symbolic", [False, True])

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from torch_ort import _C
+from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.pytorch.dispatch_compat import shape_questions_answered
+from torch_ort.rules.numbers import conditions_collected, node_of_number
 
 
 @pytest.fixture(autouse=True)
@@ -234,27 +236,64 @@ def test_floats_of_sizes_that_are_whole_numbers():
         (lambda a, b: 2.0 ** (a / (2 * a)), 2.0**0.5),
         (lambda a, b: torch.sym_max(a / (2 * a), 0.75), 0.75),
         (lambda a, b: a / (2 * a) / 0.25, 2.0),
-        (lambda a, b: a / b, None),
-        (lambda a, b: torch.sym_float(a) * 1.5, None),
-        (lambda a, b: 1 / a, None),
-        (lambda a, b: (a + 1) / a, None),
-        (lambda a, b: (a / b) * (b / a), None),
     ],
 )
 def test_floats_that_are_no_whole_numbers(make, want):
     table, a, b = symbols(a=3, b=5)
     number = make(a, b)
     assert _C.known_float(number) == want
-    if want is not None:
-        assert (float(number), int(number)) == (want, int(want))
-        assert number > want - 1
-        assert not number > want
-        assert all("!= 0" in guard for guard in table.guards())
-        return
-    for ask in (float, int, math.floor, math.ceil, bool, lambda x: x > 2, lambda x: x == 2):
-        with pytest.raises(RuntimeError, match="got a float that depends on sizes, want an int"):
-            ask(number)
+    assert (float(number), int(number)) == (want, int(want))
+    assert number > want - 1
+    assert not number > want
+    assert all("!= 0" in guard for guard in table.guards())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a, b: a / b,
+        lambda a, b: torch.sym_float(a) * 1.5,
+        lambda a, b: 1 / a,
+        lambda a, b: (a + 1) / a,
+        lambda a, b: (a / b) * (b / a),
+        lambda a, b: -(a / b) + 2.0 ** (b / a) - 0.25,
+        lambda a, b: torch.sym_max(a / b, torch.sym_min(b / a, a)) // 0.5,
+        lambda a, b: (a * 0.5) % (b / 3),
+        lambda a, b: 3 * (a / (2 * a)) / (torch.sym_float(b) / a),
+        lambda a, b: (a - b) / 4,
+    ],
+)
+def test_floats_that_depend_on_sizes(make):
+    table, a, b = symbols(a=3, b=5)
+    with conditions_collected() as asked:
+        number = make(a, b)
+        held = node_of_number(number)
+        assert _C.known_float(number) is None
+        for values in ({"a": 3, "b": 5}, {"a": 8, "b": 6}):
+            assert held.of({}, values) == pytest.approx(make(**values))
+        assert not asked
+        assert float(number) == pytest.approx(make(3, 5))
+        assert asked.hold({}, {"a": 3, "b": 5})
+    assert "(a == 3)" not in table.guards()
+
+
+@pytest.mark.parametrize("ask", [float, int, math.floor, math.ceil, bool, lambda x: bool(x > 2)])
+@pytest.mark.parametrize("make", [lambda a, b: a / b, lambda a, b: (a - b) / a * 3])
+def test_what_is_asked_of_a_float_is_a_condition(make, ask):
+    table, a, b = symbols(a=3, b=5)
+    with conditions_collected() as asked:
+        assert ask(make(a, b)) == pytest.approx(ask(make(3, 5)))
+    for values in ({"a": 3, "b": 5}, {"a": 50, "b": 6}):
+        assert asked.hold({}, values) == (ask(make(**values)) == ask(make(3, 5)))
     assert table.guards() == []
+
+
+def test_no_float_of_a_size_that_data_tells_is_asked_for():
+    table = _C.SizeSymbols()
+    with conditions_collected():
+        share = 1 / table.unbacked("t0", 4)
+        with pytest.raises(HandOver, match=r"truediv\(1, t0\) depends on numbers"):
+            float(share)
 
 
 def test_fractions_are_rounded_as_pythons_are():
@@ -263,9 +302,10 @@ def test_fractions_are_rounded_as_pythons_are():
     assert (math.floor(half), math.ceil(half), int(half)) == (-1, 0, 0)
 
 
-def test_a_quotient_of_nothing_is_not_known():
+def test_a_quotient_of_nothing_is_an_error_of_python():
     table, a = symbols(a=0)
-    assert _C.known_float(a / (2 * a)) is None
+    with pytest.raises(NoCapture, match="Python raises ZeroDivisionError"):
+        a / (2 * a)
     assert table.guards() == []
 
 

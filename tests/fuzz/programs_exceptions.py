@@ -72,11 +72,6 @@ def reason_for(words: str, road: str = "", lines: Sequence[str] = ()) -> str:
 # Words by which the recorder says why it leaves a capture to AOTAutograd, and why that is right.
 HANDED_OVER = (
     ("_local_scalar_dense.* depends on numbers", "Python reads a number from data"),
-    ("a float that depends on sizes", "Python computes a float of a size"),
-    (
-        "py_node INTERNAL ASSERT",
-        "PyTorch's C++ computes a float of a size: backward of var and std",
-    ),
     (r"what is done depends on .* is unbacked", "sizes that data tells are compared"),
     ("operators that take graphs, or transforms of torch.func", "a checkpoint, or vmap"),
     ("which the caller brings, is written into", "Dynamo's graph writes into an argument"),

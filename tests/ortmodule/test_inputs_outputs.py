@@ -495,11 +495,11 @@ def test_row_major_results_are_copies_of_what_lies_otherwise(function, monkeypat
     assert result.untyped_storage().data_ptr() != gaps.untyped_storage().data_ptr()
 
 
-@pytest.mark.hands_over("floats of sizes are arguments of operators")
+@pytest.mark.hands_over("the test is about it")
 @pytest.mark.parametrize("function", [lambda x: x, lambda x: x[1:]])
-def test_what_is_given_back_of_what_is_not_dense_shares_its_memory(function, monkeypatch):
+def test_what_is_given_back_of_what_is_not_dense_shares_its_memory(function, traced, monkeypatch):
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")
-    module = ORTModule(module_with(lambda self, x: (x * (1.0 / x.shape[0]) ** 0.5, function(x))))
+    module = ORTModule(module_with(lambda self, x: (x / 2, function(x))))
     dense, gaps = rows(4, 6), rows(4, 12)[:, ::2]
     for x in (dense, gaps):
         if x is gaps:

@@ -762,6 +762,12 @@ def test_settings_give_other_numbers_to_open_sizes():
     assert size_compat.Settings([2, 3]).count == 1
 
 
+def test_nodes_of_sizes_of_a_recording():
+    size = _C.SizeSymbols().symbol("s0", 3, is_size=True)
+    assert isinstance(size.node, size_compat.NodeOfSizes)
+    assert isinstance((1 / size).node, size_compat.NodeOfSizes)
+
+
 def test_tensors_without_numbers_raise_where_numbers_are_asked_for():
     fakes = FakeInputs(are_fixed=True)
     with fakes.tracing():

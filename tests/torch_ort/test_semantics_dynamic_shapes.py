@@ -1,6 +1,8 @@
 # Sizes that change between steps, sizes that become outputs, and sizes that the data decides.
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -76,6 +78,60 @@ def test_new_sizes_compile_nothing(compiled, device):
     after = torch_ort.counters()
     assert after["graphs_compiled"] == before["graphs_compiled"]
     assert after["forward_runs"] == before["forward_runs"] + len(SIZES[3:])
+
+
+class Of(nn.Module):
+    """A weight and a function of what is weighted."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.weight)
+
+
+FLOATS_OF_SIZES = {
+    "normalized": lambda x: (x - x.mean()) / (x.std() + 1e-3),
+    "deviations": lambda x: (x - x.mean(0)) / (x.std(0) + 1e-3),
+    "variances": lambda x: x.var((0, 1), keepdim=True) + x.var(correction=2),
+    "a share": lambda x: x * (1 / x.size(0)),
+    "a power": lambda x: x * (x.size(0) * x.size(1)) ** -0.5,
+    "a difference of shares": lambda x: x * (x.size(0) / 4 - 1.0 / x.size(0)),
+    "filled": lambda x: torch.full((x.size(0), 1), 1.0 / x.size(0), device=x.device) * x,
+    "a factor of what is added": lambda x: torch.add(x, x.sin(), alpha=1 / x.size(0)),
+    "a bound": lambda x: x.clamp(-1 / x.size(0), 2.0 / x.size(0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FLOATS_OF_SIZES)
+def test_floats_that_depend_on_sizes(compare_training, graphs_captured, name):
+    sizes = [3, 5, 7, 2, 11]
+    compare_training(
+        lambda: Of(FLOATS_OF_SIZES[name]), lambda step: torch.randn(sizes[step], 6),
+        steps=len(sizes), **CLOSE,
+    )  # fmt: skip
+    assert graphs_captured() <= 2
+
+
+ASKED_OF_SIZES = {
+    "a tensor": lambda x: x * torch.tensor(2 / x.size(0), device=x.device),
+    "compared": lambda x: x.sin() if x.size(0) / 2 > 3 else x.cos(),
+    "a number of rows": lambda x: x[: int(x.size(0) * 0.5)].sin(),
+    "rounded up": lambda x: x[: math.ceil(x.size(0) / 3)].sin(),
+    "a root": lambda x: x / math.sqrt(x.size(0)),
+    "a rate": lambda x: F.dropout(x, 1 / x.size(0) - 1 / x.size(0)),
+}
+
+
+@pytest.mark.parametrize("name", ASKED_OF_SIZES)
+def test_what_is_asked_of_floats_of_sizes(compare_training, name):
+    sizes = [3, 5, 7, 2, 11, 6, 7, 4]
+    compare_training(
+        lambda: Of(ASKED_OF_SIZES[name]), lambda step: torch.randn(sizes[step], 6),
+        steps=len(sizes), **CLOSE,
+    )  # fmt: skip
 
 
 def test_images_of_many_sizes(compare_training, graphs_captured):

@@ -36,6 +36,7 @@ class ModuleCapture:
         before = self._num_integers + len(function.held.names)
         self._numbers = {name: before + i for name, i in function.numbers.items()}
         self._asked = function.asked
+        self._symbols = function.symbols  # by position among the integers
         first = len(function.open_integers) + len(function.held.names)
         # If results are made of arguments, they must be made of the caller's own, not of dense
         # copies.
@@ -56,7 +57,7 @@ class ModuleCapture:
         flat = self._guard.match(args, kwargs)
         if flat is None or (self._holds and not self._holds(*flat[: self._num_integers])):
             return None
-        if self._asked and not self._asked.hold_for(self._values_of(flat)):
+        if self._asked and not self._numbers_hold(flat):
             return None
         if (self._written or self._uncopied) and self._refused(args, kwargs, flat):
             return None
@@ -71,9 +72,16 @@ class ModuleCapture:
         flat = self._guard.match(args, kwargs)
         if self._holds and not self._holds(*flat[: self._num_integers]):
             return f"sizes: want {self._words}"
-        if self._asked and not self._asked.hold_for(self._values_of(flat)):
+        if self._asked and not self._numbers_hold(flat):
             return f"numbers: want {self._asked}"
         return self._refused(args, kwargs, flat)
+
+    def _numbers_hold(self, flat: Sequence[Any]) -> bool:
+        return self._asked.hold_for(self._values_of(flat), self._sizes_of(flat))
+
+    def _sizes_of(self, flat: Sequence[Any]) -> dict[str, int]:
+        """Give the sizes that a call brings, by symbol."""
+        return dict(zip(self._symbols, flat, strict=False))
 
     def _values_of(self, flat: Sequence[Any]) -> dict[str, Any]:
         """Give the numbers that a call brings, by name."""
@@ -89,9 +97,9 @@ class ModuleCapture:
     def call(self, flat: list[Any], args: tuple, kwargs: dict) -> Any:
         """Run the graph with what `match` gave for a call; give the module's result."""
         if self._open_numbers.has_assigned:
-            numbers = self._values_of(flat)
+            numbers, sizes = self._values_of(flat), self._sizes_of(flat)
             result = self._call(flat, args, kwargs)
-            self._open_numbers.assign(numbers)
+            self._open_numbers.assign(numbers, sizes)
             return result
         return self._call(flat, args, kwargs)
 

@@ -23,7 +23,12 @@ from torch_ort.pytorch.generators import DrawsNoted, watched_seeding
 from torch_ort.pytorch.trace_compat import FakeInputs
 from torch_ort.record.reasons import enters_program
 from torch_ort.record.recorder import RecordedInputs
-from torch_ort.rules.numbers import Conditions, number_for, number_tensor
+from torch_ort.rules.numbers import (
+    Conditions,
+    conditions_of_recording,
+    number_for,
+    number_tensor,
+)
 from torch_ort.rules.symbols import symbol_name
 from torch_ort.script.replay import Replay
 
@@ -121,7 +126,7 @@ class ModuleFunction(torch.nn.Module):
         tensors = flat[first + len(held) :]
         leaves = [tensors[i] if is_tensor else integers[i] for is_tensor, i in self.leaves]
         if self.is_recorded:
-            self.asked = Conditions()
+            self.asked = conditions_of_recording()
             for i in self.inputs.numbers:
                 name, value = self.inputs.names[i], self.inputs.leaves[i]
                 leaves[i] = number_for(value, name, leaves[i], self.asked)

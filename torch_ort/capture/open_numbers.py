@@ -97,8 +97,8 @@ class OpenNumbers:
         """Tell whether the recorded run has assigned numbers."""
         return bool(self._assigned)
 
-    def assign(self, values: Mapping[str, Any]) -> None:
-        """Assign what forward assigns in a call that brings these numbers."""
+    def assign(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> None:
+        """Assign what forward assigns in a call that brings these numbers and sizes."""
         for place, assigned in self._assigned:
             node = node_of_number(assigned)
-            place.entries[place.name] = assigned if node is None else node.of(values)
+            place.entries[place.name] = assigned if node is None else node.of(values, sizes)

@@ -97,5 +97,5 @@ def _record(
     written = set(recording.written) - kept
     if written:  # tensors of later calls may share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")
-    given.tell_guards()
+    given.tell_guards(recording.asked)
     return step

@@ -15,7 +15,7 @@ from torch_ort.pytorch import dynamo_compat, size_compat, trace_compat
 from torch_ort.record.recorder import input_like
 from torch_ort.rules.data_sizes import example_of
 from torch_ort.rules.forms import Spec
-from torch_ort.rules.numbers import Conditions, number_for
+from torch_ort.rules.numbers import Conditions, conditions_of_recording, number_for, of_size
 from torch_ort.rules.symbols import expression_text
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, trace_compat.FakeTensor)
@@ -38,7 +38,6 @@ class DynamoInputs:
         # Nodes that read a number of the user's program: what Dynamo's own symbol for it is.
         self.reads = dynamo_compat.float_reads(graph)
         self._as_numbers = dynamo_compat.integers_as_numbers(graph)
-        self._conditions = Conditions()
         self._numbers: dict[str, Any] = {}  # Dynamo's symbols, by our names
         self._num_new = 0  # number of sizes that only data tells
         self._sizes = _C.SizeSymbols()
@@ -102,11 +101,13 @@ class DynamoInputs:
         theirs = self._as_numbers.get(node)
         if theirs is None or not isinstance(value, torch.SymInt):
             return value
+        if size_compat.dynamo_symbols(theirs).keys() <= self._lengths:
+            return torch.SymInt(of_size(value))
         self._numbers[node.name] = theirs
         return self._number(size_compat.hint_of(theirs), node.name, value)
 
     def _number(self, value: int | float, name: str, source: torch.Tensor | torch.SymInt) -> Any:
-        number = number_for(value, name, source, self._conditions)
+        number = number_for(value, name, source, conditions_of_recording())
         return number if self._opens_numbers else number.node.asked()
 
     @property
@@ -114,9 +115,10 @@ class DynamoInputs:
         """Tell whether numbers are open, and whether the graph has read any."""
         return self._opens_numbers and bool(self._numbers)
 
-    def tell_guards(self) -> None:
+    def tell_guards(self, asked: Conditions) -> None:
         """Let Dynamo guard the conditions under which the same would be recorded.
 
+        `asked` are those on numbers.
         Raises HandOver, before it guards anything, where a size would be a constant from then on:
         whether it has to be, AOTAutograd knows.
         """
@@ -127,8 +129,8 @@ class DynamoInputs:
         for text in open_ones:
             if not self._asked(text):
                 raise HandOver(f"a condition does not hold: {text}")
-        if not self._conditions.hold(self._numbers):
-            raise HandOver(f"a condition does not hold: {self._conditions}")
+        if not asked.hold(self._numbers, self._theirs):
+            raise HandOver(f"a condition does not hold: {asked}")
 
     def _is_known(self, text: str) -> bool:
         return size_compat.is_known(self._asked(text))

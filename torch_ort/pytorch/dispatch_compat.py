@@ -6,6 +6,7 @@ Each has a test in tests/pytorch/test_dispatch_compat.py, which fails when torch
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -630,5 +631,8 @@ def _floats_divided(number: Any, other: Any, over: Any, under: Any) -> torch.Sym
 
 
 def _trunc(theirs: Any, node: Any) -> Any:
+    held = _C.number_in(node)
+    if held is not None:
+        return held.made(math.trunc, held)
     number = _C.known_float(torch.SymFloat(node))
     return node.floor() if number is None else node.wrap_int(int(number))

@@ -16,6 +16,8 @@ from torch_ort import _C
 from torch_ort.pytorch.private import PythonPrinter, ShapeEnv, TracingContext, symbolic_shapes
 from torch_ort.pytorch.private import functions as sympy_functions
 
+NodeOfSizes = torch._C._SymNode  # of a torch.SymInt, SymFloat or SymBool, implemented in C++
+
 
 class DynamoSymbol(NamedTuple):
     """A symbol of Dynamo's. It guards the bounds; None: there is none."""

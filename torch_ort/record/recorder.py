@@ -77,7 +77,7 @@ from torch_ort.rules import answers
 from torch_ort.rules.answers import Answers, answering, leaf_of
 from torch_ort.rules.data_sizes import NewSize, example_of
 from torch_ort.rules.forms import Spec, dense_order, in_order, is_contiguous, spec_of
-from torch_ort.rules.numbers import node_of_number
+from torch_ort.rules.numbers import Conditions, conditions_collected, node_of_number
 from torch_ort.rules.symbols import Symbolic
 
 # Our code between the user's line and the operator.
@@ -121,6 +121,7 @@ class Recording:
     states: list[autocast.State]
     # The graph for a backward under the autocast around forward, where that is another one.
     inside: RecordedGraph | None
+    asked: Conditions  # on numbers
     is_like_first: bool = True  # whether a first run, which set constants, made the same calls
 
     @property
@@ -264,6 +265,7 @@ class _Recorder:
             sparse_gradients_whole(),
             parameters_made(),
             answering(self._mode) as asked,
+            conditions_collected() as conditions,
         ):
             with recording_branches(self._branches):
                 results = list(function(*self._wrap_inputs()))
@@ -290,7 +292,7 @@ class _Recorder:
         uncopied = self._uncopied(asked, made)
         return Recording(
             self._module, len(outputs), made, needing, written, uncopied, self._around, states,
-            inside,
+            inside, conditions,
         )  # fmt: skip
 
     def _uncopied(self, asked: WithoutNumbers, made: Results) -> dict[int, str]:

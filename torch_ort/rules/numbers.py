@@ -2,25 +2,31 @@
 
 A temperature, the weight of a loss or a counter of steps stands in the recorded program as a
 torch.SymFloat or torch.SymInt over a `Number`: a small expression over numbers that each call
-brings. Arithmetic makes new expressions. What Python or PyTorch asks of one, as a branch does, is
-answered by its value in this call, and becomes a condition of the graph. Where an operator takes
-a number beside its tensors, the graph gets a 0-d tensor that it computes from those of the call.
+brings. So does a float that is computed from sizes, by the user's Python or by PyTorch's formula
+for a gradient. Arithmetic makes new expressions. What Python or PyTorch asks of one, as a branch
+does, is answered by its value in this call, and becomes a condition of the graph. Where an operator
+takes a number beside its tensors, the graph gets a 0-d tensor that it computes from those of the
+call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from torch_ort import _C
 from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.pytorch.dispatch_compat import Leaf, is_functionalized, unwrapped
 from torch_ort.pytorch.graph_compat import schema
+from torch_ort.pytorch.size_compat import NodeOfSizes
 from torch_ort.rules.forms import Spec, spec_of
 from torch_ort.rules.pointwise import dtype_with
 
@@ -37,6 +43,8 @@ class Conditions:
 
     def add(self, number: Number) -> Value:
         """Give the value of an expression, which other calls of the graph have to share."""
+        if number.is_of_data:
+            raise HandOver(f"{number} depends on numbers")
         if number.is_open:
             self._asked.setdefault(number, number.value)
         return number.value
@@ -62,27 +70,54 @@ class Conditions:
         ]  # fmt: skip
         return " and ".join([*asked, *(f"{number} is computable" for number in self._computed)])
 
-    def hold(self, values: Mapping[str, Any]) -> bool:
+    def hold(self, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> bool:
         """Tell whether numbers give the same answers; they may be symbols of PyTorch's.
 
-        Numbers for which an expression is undefined do not.
+        Numbers and symbols of sizes have names. Those for which an expression is undefined give
+        none.
         """
         try:
-            return all(_is_same(number.of(values), value) for number, value in self._asked.items())
+            return all(
+                _is_same(number.of(values, sizes), value) for number, value in self._asked.items()
+            )
         except (ArithmeticError, ValueError):
             return False
 
-    def hold_for(self, values: Mapping[str, Value]) -> bool:
-        """Tell whether a graph may serve a call with these numbers of Python.
+    def hold_for(self, values: Mapping[str, Value], sizes: Mapping[str, int]) -> bool:
+        """Tell whether a graph may serve a call with these numbers of Python, and these sizes.
 
         Python's integers have no bounds, and it raises errors where tensors have infinities.
         """
         try:
-            return self.hold(values) and all(
-                _is_like(number.of(values), number.value) for number in self._computed
+            return self.hold(values, sizes) and all(
+                _is_like(number.of(values, sizes), number.value)
+                for number in self._computed
+                if not number.is_of_data
             )
         except (ArithmeticError, ValueError):
             return False
+
+
+class _Recording(threading.local):
+    conditions: Conditions | None = None
+
+
+_recording = _Recording()
+
+
+@contextlib.contextmanager
+def conditions_collected() -> Iterator[Conditions]:
+    """Collect what is asked in the block of numbers that are made in it."""
+    before, _recording.conditions = _recording.conditions, Conditions()
+    try:
+        yield _recording.conditions
+    finally:
+        _recording.conditions = before
+
+
+def conditions_of_recording() -> Conditions:
+    """Give what collects the conditions of numbers that are made now."""
+    return Conditions() if _recording.conditions is None else _recording.conditions
 
 
 def _is_like(found: Any, value: Value) -> bool:
@@ -118,18 +153,25 @@ class Number:
         self.source = source  # a number that calls bring: a 0-d tensor, or one that is a size
         # Whether the value may differ between calls.
         self.is_open = source is not None or any(each.is_open for each in operands)
+        # Whether only data tells it.
+        self.is_of_data = any(each.is_of_data for each in operands)
+        # Whether it depends on nothing but sizes of tensors.
+        self.is_of_sizes = source is None and all(each.is_of_sizes for each in operands)
 
-    def of(self, values: Mapping[str, Any]) -> Any:
-        """Compute the expression from numbers of a call, by name."""
+    def of(self, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
+        """Compute the expression from numbers and sizes of a call, by name."""
         if self.function is not None:
-            return self.function(*(each.of(values) for each in self.operands))
+            return self.function(*(each.of(values, sizes) for each in self.operands))
         return values[self.words] if self.is_open else self.value
 
     def as_size(self) -> Any:
-        """Compute the expression from sizes, where it has no number that comes as a tensor."""
-        if self.function is not None:
-            return self.function(*(each.as_size() for each in self.operands))
-        return self.source if isinstance(self.source, torch.SymInt) else self.asked()
+        """Compute an integer from sizes; one that comes as a tensor is that of this call."""
+        if isinstance(self.source, torch.SymInt):
+            return self.source
+        function = _OF_SIZES.get(self.function)
+        if function is None or not all(each.is_int() for each in self.operands):
+            return self.asked()
+        return function(*(each.as_size() for each in self.operands))
 
     def __str__(self) -> str:
         if self.function is None:
@@ -231,12 +273,51 @@ class Number:
         return lambda *others: self.made(_FUNCTIONS[name], self, *others)
 
 
+class _Size(Number):
+    """An expression over symbols of sizes. Its words are its text in Python."""
+
+    source: torch.SymInt
+
+    def __init__(self, size: torch.SymInt, conditions: Conditions) -> None:
+        text = _C.python_text(size)
+        super().__init__(_C.size_value(size), conditions, text, source=size)
+        self.is_of_data = _C.depends_on_data(size)
+        self.is_of_sizes = True
+        self._code = compile(text, "<size>", "eval")
+
+    def of(self, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
+        """Compute the expression."""
+        return eval(self._code, {"min": torch.sym_min, "max": torch.sym_max}, sizes)
+
+
+def of_size(size: torch.SymInt, is_float: bool = False) -> Number:
+    """Give the number that a size of a recording is."""
+    number = _Size(size, conditions_of_recording())
+    return number.made(torch.sym_float, number) if is_float else number
+
+
+def computed(method: str, *operands: Number | Value) -> Number:
+    """Compute on numbers, of which one depends on sizes, by the name of a method of a node."""
+    first, *rest = (_number(each, conditions_of_recording()) for each in operands)
+    return first.made(_FUNCTIONS[method], first, *rest)
+
+
 def _number(value: Any, conditions: Conditions) -> Number:
     if isinstance(value, Number):
         return value
-    if not isinstance(value, bool | int | float):
+    if isinstance(value, bool | int | float):
+        return Number(value, conditions)
+    if not isinstance(value, NodeOfSizes):
         raise HandOver("a size and a number of the call are combined outside of tensors")
-    return Number(value, conditions)
+    number = _C.number_in(value)
+    if number is not None:
+        return number
+    if value.is_int():
+        return of_size(torch.SymInt(value))
+    known = _C.known_float(torch.SymFloat(value))
+    return (
+        of_size(torch.SymInt(value.floor()), True) if known is None else Number(known, conditions)
+    )
 
 
 def _both(a: bool, b: bool) -> bool:
@@ -307,7 +388,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc,
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
     "gt": operator.gt, "ge": operator.ge,
-    "sym_min": min, "sym_max": max, "sym_float": float, "sym_int": int,
+    "sym_min": min, "sym_max": max, "sym_float": torch.sym_float, "sym_int": int,
     "sym_not": operator.not_, "sym_and": _both, "sym_or": _either, "is_integer": _is_integer,
     "and_": operator.and_, "or_": operator.or_, "bitwise_and": operator.and_,
     "bitwise_or": operator.or_, "bitwise_xor": operator.xor, "lshift": operator.lshift,
@@ -339,7 +420,8 @@ def node_of_number(value: Any) -> Number | None:
     """Give the expression behind a number of the recorded program; None for all other values."""
     if type(value) not in _SYMBOLIC:
         return None
-    return value.node if type(value.node) is Number else None
+    node = value.node
+    return node if isinstance(node, Number) else _C.number_in(node)
 
 
 _SYMBOLIC = (torch.SymFloat, torch.SymInt, torch.SymBool)
@@ -366,9 +448,9 @@ def answered(
     an equal one, takes tensors in place of the numbers, it gets 0-d tensors, and gives what it
     would give for numbers of Python; elsewhere the graph is one for these numbers alone.
     """
-    plain, named = _plain(args), _plain(kwargs)
     if func in _FILLED:
-        return _filled(answer, func, args, kwargs, form(func, plain, named))
+        return _filled(answer, form, func, args, kwargs)
+    plain, named = _plain(args), _plain(kwargs)
     form_of_tensors = _FORMS.get(func, _same if torch.Tag.pointwise in func.tags else None)
     call = form_of_tensors(func, args, kwargs) if form_of_tensors else None
     if call is None:
@@ -438,8 +520,16 @@ _OPERATORS: dict[Any, Any] = {
     operator.truediv: aten.div.Tensor, operator.neg: aten.neg.default,
     operator.abs: aten.abs.default, min: aten.minimum.default, max: aten.maximum.default,
     operator.pow: aten.pow.Tensor_Tensor, operator.mod: aten.remainder.Tensor,
-    operator.floordiv: aten.floor_divide.default, float: aten.clone.default,
+    operator.floordiv: aten.floor_divide.default, torch.sym_float: aten.clone.default,
     **{getattr(math, name): getattr(aten, name).default for name in _MATH},
+}  # fmt: skip
+
+
+# Of integers, that are integers.
+_OF_SIZES: dict[Any, Callable[..., Any]] = {
+    operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul,
+    operator.floordiv: operator.floordiv, operator.mod: operator.mod, operator.neg: operator.neg,
+    min: torch.sym_min, max: torch.sym_max,
 }  # fmt: skip
 
 
@@ -447,12 +537,15 @@ _FILLED = {aten.scalar_tensor.default: 0, aten.full.default: 1}  # with the numb
 
 
 def _filled(
-    answer: Callable[[Any, tuple, dict], Any], func: Any, args: tuple, kwargs: dict, result: Spec
-) -> Any:
+    answer: Callable[[Any, tuple, dict], Any], form: Callable[[Any, tuple, dict], Any], func: Any,
+    args: tuple, kwargs: dict,
+) -> Any:  # fmt: skip
     """Answer a call that makes a tensor of one number."""
-    number = node_of_number(args[_FILLED[func]])
+    before, value = args[: _FILLED[func]], args[_FILLED[func]]
+    number = node_of_number(value)
     if number is None:  # a size is one
         return answer(func, _asked(args), _asked(kwargs))
+    result = form(func, (*_asked(before), number.value), _asked(kwargs))
     options = {"dtype": result.dtype, "device": result.device}
     made = answer(aten._to_copy.default, (_tensor_of(answer, number),), options)
     if not result.sizes:
@@ -477,8 +570,12 @@ def _plain(value: Any) -> Any:
 
 
 def _asked(value: Any) -> Any:
-    """Put values in place of numbers, which other calls have to share."""
-    return _mapped(value, Number.asked)
+    """Put sizes in place of integers of sizes, and values, which other calls have to share."""
+    return _mapped(value, _size_or_value)
+
+
+def _size_or_value(number: Number) -> Any:
+    return number.as_size() if number.is_int() and number.is_of_sizes else number.asked()
 
 
 def _mapped(value: Any, function: Callable[[Number], Value]) -> Any:
