@@ -35,25 +35,54 @@ struct Range {
   int64_t begin, end;
 };
 
+// What sums of numbers S are computed in.
+template <typename S>
+using Computed = std::conditional_t<std::is_same_v<S, double>, double, float>;
+
+template <typename S>
+const DepthwiseKernels<Computed<S>, S>& kernels_for(const BoundNode& bound) {
+  const Kernels<Computed<S>>& all = kernels<Computed<S>>(isa_of(bound));
+  if constexpr (std::is_same_v<S, c10::BFloat16>) {
+    return all.depthwise_bfloat16;
+  } else if constexpr (std::is_same_v<S, c10::Half>) {
+    return all.depthwise_half;
+  } else {
+    return all.depthwise;
+  }
+}
+
+// Makes K<S> for the dtype of the first result. Throws InternalError if that is no float.
+template <template <typename> typename K>
+std::unique_ptr<const Kernel> make_of_floats(const BoundNode& bound) {
+  switch (bound.outputs.at(0).dtype) {
+    case ir::DType::kBFloat16: return std::make_unique<const K<c10::BFloat16>>(bound);
+    case ir::DType::kHalf: return std::make_unique<const K<c10::Half>>(bound);
+    default: return make_of_dtype<K>(bound);
+  }
+}
+
 // Copies some channels of a row, from place to place. Whole blocks have a constant count, which is
 // copied without a call.
-template <typename T>
-void copy_places(const T* from, int64_t from_step, int64_t places, int64_t count, T* to,
+template <typename T, typename S>
+void copy_places(const S* from, int64_t from_step, int64_t places, int64_t count, T* to,
                  int64_t to_step) {
+  const auto copy = [&](int64_t channels) {
+    for (int64_t c = 0; c < channels; ++c) to[c] = static_cast<T>(from[c]);
+  };
   for (int64_t p = 0; p < places; ++p, from += from_step, to += to_step) {
     if (count == kDepthwiseChannels) {
-      std::copy_n(from, kDepthwiseChannels, to);
+      copy(kDepthwiseChannels);
     } else {
-      std::copy_n(from, count, to);
+      copy(count);
     }
   }
 }
 
-template <typename T>
+template <typename S>
 class DepthwiseConvolution final : public Kernel {
  public:
   explicit DepthwiseConvolution(const BoundNode& bound)
-      : kernels_(kernels<T>(isa_of(bound))),
+      : kernels_(kernels_for<S>(bound)),
         is_transposed_(ir::int_attr(bound.node.attrs, "transposed", 0) != 0),
         has_bias_(bound.inputs.size() > 2),
         it_(bound.node, is_transposed_ ? bound.inputs.at(0) : bound.outputs.at(0),
@@ -93,10 +122,10 @@ class DepthwiseConvolution final : public Kernel {
     const int64_t cuts =
         std::clamp<int64_t>(wanted / (groups * parts), 1, ceil_div(to_.columns, kLeastColumns));
     const int64_t units = it_.batch * groups * parts * cuts;
-    const auto* image = static_cast<const T*>(inputs[0]);
-    const T* const packed = pack(static_cast<const T*>(inputs[1]),
-                                 has_bias_ ? static_cast<const T*>(inputs[2]) : nullptr);
-    auto* result = static_cast<T*>(outputs[0]);
+    const auto* image = static_cast<const S*>(inputs[0]);
+    const T* const packed = pack(static_cast<const S*>(inputs[1]),
+                                 has_bias_ ? static_cast<const S*>(inputs[2]) : nullptr);
+    auto* result = static_cast<S*>(outputs[0]);
     const int64_t work =
         ceil_div(it_.batch * to_.rows * to_.columns * it_.num_taps() * it_.channels, units);
     parallel_for(
@@ -111,6 +140,9 @@ class DepthwiseConvolution final : public Kernel {
   }
 
  private:
+  using T = Computed<S>;
+  using Tap = DepthwiseTap<T, S>;
+
   struct Side {
     int64_t rows, columns;
     std::array<int64_t, 4> strides;
@@ -144,19 +176,19 @@ class DepthwiseConvolution final : public Kernel {
   int64_t size_of_block() const { return (it_.num_taps() + 1) * kDepthwiseChannels; }
 
   // The taps of each block of channels, and zeros for channels that do not exist.
-  const T* pack(const T* weight, const T* bias) const {
+  const T* pack(const S* weight, const S* bias) const {
     T* const packed = thread_memory<T, Use::kWeight>(blocks_ * size_of_block());
     std::fill_n(packed, blocks_ * size_of_block(), T(0));
     for (int64_t channel = 0; channel < it_.channels; ++channel) {
-      const T* from = weight + channel * weight_strides_[0];
+      const S* from = weight + channel * weight_strides_[0];
       T* to =
           packed + channel / kDepthwiseChannels * size_of_block() + channel % kDepthwiseChannels;
       for (int64_t row = 0; row < it_.window[1]; ++row) {
         for (int64_t column = 0; column < it_.window[2]; ++column, to += kDepthwiseChannels) {
-          *to = from[row * weight_strides_[1] + column * weight_strides_[2]];
+          *to = static_cast<T>(from[row * weight_strides_[1] + column * weight_strides_[2]]);
         }
       }
-      if (bias != nullptr) *to = bias[channel * bias_step_];
+      if (bias != nullptr) *to = static_cast<T>(bias[channel * bias_step_]);
     }
     return packed;
   }
@@ -171,14 +203,14 @@ class DepthwiseConvolution final : public Kernel {
   };
 
   // Computes rows of the result of one image, for some blocks of channels.
-  void convolve(const T* image, const T* packed, T* result, int64_t n, Range blocks, Range to_rows,
+  void convolve(const S* image, const T* packed, S* result, int64_t n, Range blocks, Range to_rows,
                 const Cut& cut) const {
     const int64_t first = blocks.begin * kDepthwiseChannels;
     const int64_t channels = std::min(blocks.end * kDepthwiseChannels, it_.channels) - first;
     packed += blocks.begin * size_of_block();
     image += n * from_.strides[0] + first;
     result += n * to_.strides[0] + first;
-    std::vector<DepthwiseTap<T>> rows, taps;
+    std::vector<Tap> rows, taps;
     for (int64_t y = to_rows.begin; y < to_rows.end; ++y) {
       rows.clear();
       const Reach& reach = rows_[y % std::ssize(rows_)];
@@ -189,7 +221,7 @@ class DepthwiseConvolution final : public Kernel {
                         packed + tap.index * it_.window[2] * kDepthwiseChannels});
       }
       for (const Phase& phase : phases_) {
-        T* const to = result + y * to_.strides[2] + phase.reach.first * to_.strides[3];
+        S* const to = result + y * to_.strides[2] + phase.reach.first * to_.strides[3];
         if (phase.has_windows) {
           compute_windows(phase, cut.places(phase), rows, taps, packed, to, channels);
         } else {
@@ -201,40 +233,38 @@ class DepthwiseConvolution final : public Kernel {
 
   // Computes places of a row of a phase. `rows` begin where the image and the taps do, and `taps`
   // is memory.
-  void compute_windows(const Phase& phase, Range places, const std::vector<DepthwiseTap<T>>& rows,
-                       std::vector<DepthwiseTap<T>>& taps, const T* packed, T* to,
-                       int64_t channels) const {
+  void compute_windows(const Phase& phase, Range places, const std::vector<Tap>& rows,
+                       std::vector<Tap>& taps, const T* packed, S* to, int64_t channels) const {
     const Reach& reach = phase.reach;
     const std::vector<Reach::Tap>& columns = reach.taps;
     taps.clear();
-    for (const DepthwiseTap<T>& row : rows) {
+    for (const Tap& row : rows) {
       taps.push_back({row.image, row.weights + columns[0].index * kDepthwiseChannels});
     }
     const int64_t between = columns.size() > 1 ? columns[1].index - columns[0].index : 0;
-    kernels_.depthwise_windows({.result = to + places.begin * reach.apart * to_.strides[3],
-                                .result_step = reach.apart * to_.strides[3],
-                                .places = places.end - places.begin,
-                                .channels = channels,
-                                .rows = taps.data(),
-                                .num_rows = static_cast<int64_t>(taps.size()),
-                                .taps = static_cast<int64_t>(columns.size()),
-                                .stride = reach.step,
-                                .origin = columns[0].begin + places.begin * reach.step,
-                                .pixels = from_.columns,
-                                .pixel_step = from_.strides[3],
-                                .tap_step = between * kDepthwiseChannels,
-                                .bias = packed + it_.num_taps() * kDepthwiseChannels,
-                                .block_step = size_of_block()});
+    kernels_.windows({.result = to + places.begin * reach.apart * to_.strides[3],
+                      .result_step = reach.apart * to_.strides[3],
+                      .places = places.end - places.begin,
+                      .channels = channels,
+                      .rows = taps.data(),
+                      .num_rows = static_cast<int64_t>(taps.size()),
+                      .taps = static_cast<int64_t>(columns.size()),
+                      .stride = reach.step,
+                      .origin = columns[0].begin + places.begin * reach.step,
+                      .pixels = from_.columns,
+                      .pixel_step = from_.strides[3],
+                      .tap_step = between * kDepthwiseChannels,
+                      .bias = packed + it_.num_taps() * kDepthwiseChannels,
+                      .block_step = size_of_block()});
   }
 
   // The same for columns that are apart. Places of which taps are outside are summed one by one.
-  void compute_places(const Phase& phase, Range places, const std::vector<DepthwiseTap<T>>& rows,
-                      std::vector<DepthwiseTap<T>>& taps, const T* packed, T* to,
-                      int64_t channels) const {
+  void compute_places(const Phase& phase, Range places, const std::vector<Tap>& rows,
+                      std::vector<Tap>& taps, const T* packed, S* to, int64_t channels) const {
     const Reach& reach = phase.reach;
     const auto compute = [&](int64_t begin, int64_t end) {
       taps.clear();
-      for (const DepthwiseTap<T>& row : rows) {
+      for (const Tap& row : rows) {
         for (const Reach::Tap& column : reach.taps) {
           const int64_t at = begin * reach.step + column.begin;
           if (at < 0 || at >= from_.columns) continue;
@@ -242,15 +272,15 @@ class DepthwiseConvolution final : public Kernel {
               {row.image + at * from_.strides[3], row.weights + column.index * kDepthwiseChannels});
         }
       }
-      kernels_.depthwise_result({.result = to + begin * reach.apart * to_.strides[3],
-                                 .result_step = reach.apart * to_.strides[3],
-                                 .places = end - begin,
-                                 .channels = channels,
-                                 .taps = taps.data(),
-                                 .num_taps = static_cast<int64_t>(taps.size()),
-                                 .place_step = reach.step * from_.strides[3],
-                                 .bias = packed + it_.num_taps() * kDepthwiseChannels,
-                                 .block_step = size_of_block()});
+      kernels_.result({.result = to + begin * reach.apart * to_.strides[3],
+                       .result_step = reach.apart * to_.strides[3],
+                       .places = end - begin,
+                       .channels = channels,
+                       .taps = taps.data(),
+                       .num_taps = static_cast<int64_t>(taps.size()),
+                       .place_step = reach.step * from_.strides[3],
+                       .bias = packed + it_.num_taps() * kDepthwiseChannels,
+                       .block_step = size_of_block()});
     };
     const int64_t begin = std::clamp(phase.inner.begin, places.begin, places.end);
     const int64_t end = std::clamp(phase.inner.end, begin, places.end);
@@ -259,7 +289,7 @@ class DepthwiseConvolution final : public Kernel {
     for (int64_t p = end; p < places.end; ++p) compute(p, p + 1);
   }
 
-  const Kernels<T>& kernels_;
+  const DepthwiseKernels<T, S>& kernels_;
   const bool is_transposed_, has_bias_;
   const Convolution it_;
   Side from_, to_;
@@ -269,11 +299,11 @@ class DepthwiseConvolution final : public Kernel {
   std::vector<Phase> phases_;
 };
 
-template <typename T>
+template <typename S>
 class DepthwiseWeightGrad final : public Kernel {
  public:
   explicit DepthwiseWeightGrad(const BoundNode& bound)
-      : row_(kernels<T>(isa_of(bound)).depthwise_row), it_(bound) {
+      : row_(kernels_for<S>(bound).row), it_(bound) {
     const Layout& weight = bound.outputs[0];
     has_bias_ = bound.outputs.size() > 1;
     ORT_CHECK(
@@ -291,8 +321,8 @@ class DepthwiseWeightGrad final : public Kernel {
   }
 
   void run(const void* const* inputs, void* const* outputs) const override {
-    const auto* gradient = static_cast<const T*>(inputs[0]);
-    const auto* image = static_cast<const T*>(inputs[1]);
+    const auto* gradient = static_cast<const S*>(inputs[0]);
+    const auto* image = static_cast<const S*>(inputs[1]);
     // The sums of each part, for all channels: taps, then the bias.
     T* const all = thread_memory<T, Use::kSums>(parts_ * blocks_ * sums_of_block());
     // The sums do not depend on how blocks are divided.
@@ -311,8 +341,8 @@ class DepthwiseWeightGrad final : public Kernel {
                 at % parts_, all);
           }
         });
-    auto* weight = static_cast<T*>(outputs[0]);
-    auto* bias = has_bias_ ? static_cast<T*>(outputs[1]) : nullptr;
+    auto* weight = static_cast<S*>(outputs[0]);
+    auto* bias = has_bias_ ? static_cast<S*>(outputs[1]) : nullptr;
     for (int64_t channel = 0; channel < it_.channels; ++channel) {
       const T* sums = all + channel / kDepthwiseChannels * parts_ * sums_of_block() +
                       channel % kDepthwiseChannels;
@@ -323,20 +353,22 @@ class DepthwiseWeightGrad final : public Kernel {
         }
         if (tap < it_.num_taps()) {
           if (!std::isfinite(total)) total = sum_of_tap(gradient, image, channel, tap);
-          weight[channel * it_.num_taps() + tap] = total;
+          weight[channel * it_.num_taps() + tap] = static_cast<S>(total);
         } else if (bias != nullptr) {
-          bias[channel] = total;
+          bias[channel] = static_cast<S>(total);
         }
       }
     }
   }
 
  private:
+  using T = Computed<S>;
+
   int64_t sums_of_block() const { return (it_.num_taps() + 1) * kDepthwiseChannels; }
 
   // Computes a tap by the definition. A gradient that is not finite makes it NaN otherwise, times a
   // zero beside the image.
-  T sum_of_tap(const T* gradient, const T* image, int64_t channel, int64_t tap) const {
+  T sum_of_tap(const S* gradient, const S* image, int64_t channel, int64_t tap) const {
     const int64_t down = tap / it_.window[2] * it_.dilation[1] - it_.pad[1],
                   right = tap % it_.window[2] * it_.dilation[2] - it_.pad[2];
     T sum = 0;
@@ -346,10 +378,10 @@ class DepthwiseWeightGrad final : public Kernel {
         for (int64_t x = 0; row >= 0 && row < it_.image[1] && x < it_.result[2]; ++x) {
           const int64_t column = x * it_.stride[2] + right;
           if (column < 0 || column >= it_.image[2]) continue;
-          sum += gradient[n * it_.gradient_strides[0] + y * it_.gradient_strides[2] +
-                          x * it_.gradient_strides[3] + channel] *
-                 image[n * it_.image_strides[0] + row * it_.image_strides[2] +
-                       column * it_.image_strides[3] + channel];
+          sum += static_cast<T>(gradient[n * it_.gradient_strides[0] + y * it_.gradient_strides[2] +
+                                         x * it_.gradient_strides[3] + channel]) *
+                 static_cast<T>(image[n * it_.image_strides[0] + row * it_.image_strides[2] +
+                                      column * it_.image_strides[3] + channel]);
         }
       }
     }
@@ -357,20 +389,20 @@ class DepthwiseWeightGrad final : public Kernel {
   }
 
   // Sums a part of the images, for some blocks of channels.
-  void sum(const T* gradient, const T* image, Range blocks, int64_t part, T* all) const {
+  void sum(const S* gradient, const S* image, Range blocks, int64_t part, T* all) const {
     const int64_t num_blocks = blocks.end - blocks.begin;
     const int64_t first = blocks.begin * kDepthwiseChannels;
     const int64_t count = std::min(blocks.end * kDepthwiseChannels, it_.channels) - first;
     const int64_t step = (num_blocks | 1) * kDepthwiseChannels;
     const int64_t width = it_.image[2] + 2 * it_.pad[2];
-    T* const memory = thread_memory<T, Use::kImageRow>(
-        width * step + (it_.result[2] + 1) * kDepthwiseChannels + num_blocks * sums_of_block());
-    T *row = memory, *places = row + width * step,
-      *sums = places + (it_.result[2] + 1) * kDepthwiseChannels;
+    T* const row = thread_memory<T, Use::kImageRow>(width * step + kDepthwiseChannels +
+                                                    num_blocks * sums_of_block());
+    T *const one = row + width * step, *const sums = one + kDepthwiseChannels;
     std::fill_n(row, width * step, T(0));
-    std::fill_n(places, it_.result[2] * kDepthwiseChannels, T(0));
-    T* const one = places + it_.result[2] * kDepthwiseChannels;
     std::fill_n(one, kDepthwiseChannels, T(1));
+    const int64_t num_places = it_.result[2] * kDepthwiseChannels;
+    S* const places = thread_memory<S, Use::kGradientRow>(num_places);
+    std::fill_n(places, num_places, S(0));
     const auto totals = [&](int64_t block) {
       return all + ((blocks.begin + block) * parts_ + part) * sums_of_block();
     };
@@ -378,7 +410,7 @@ class DepthwiseWeightGrad final : public Kernel {
       std::fill_n(totals(block), sums_of_block(), T(0));
     }
     // Adds a row of the gradient to taps of all blocks.
-    const auto add_blocks = [&](const T* of_gradient, int64_t tap, DepthwiseRow<T> from,
+    const auto add_blocks = [&](const S* of_gradient, int64_t tap, DepthwiseRow<T, S> from,
                                 int64_t block_step) {
       for (int64_t block = 0; block < num_blocks; ++block, from.image += block_step) {
         const int64_t channel = block * kDepthwiseChannels;
@@ -388,8 +420,8 @@ class DepthwiseWeightGrad final : public Kernel {
     };
     for (int64_t n = it_.batch * part / parts_; n < it_.batch * (part + 1) / parts_; ++n) {
       std::fill_n(sums, num_blocks * sums_of_block(), T(0));
-      const T* of_image = image + n * it_.image_strides[0] + first;
-      const T* of_gradient = gradient + n * it_.gradient_strides[0] + first;
+      const S* of_image = image + n * it_.image_strides[0] + first;
+      const S* of_gradient = gradient + n * it_.gradient_strides[0] + first;
       for (int64_t y = 0; y < it_.image[1]; ++y) {
         copy_places(of_image + y * it_.image_strides[2], it_.image_strides[3], it_.image[2], count,
                     row + it_.pad[2] * step, step);
@@ -419,7 +451,7 @@ class DepthwiseWeightGrad final : public Kernel {
   }
 
   // Adds a row of the gradient; the last channels of a block may not exist, and are zeros then.
-  void add(const T* gradient, int64_t count, T* places, DepthwiseRow<T> row) const {
+  void add(const S* gradient, int64_t count, S* places, DepthwiseRow<T, S> row) const {
     row.gradient = gradient;
     row.gradient_step = it_.gradient_strides[3];
     row.places = it_.result[2];
@@ -432,7 +464,7 @@ class DepthwiseWeightGrad final : public Kernel {
     row_(row);
   }
 
-  void (*row_)(const DepthwiseRow<T>& row);
+  void (*row_)(const DepthwiseRow<T, S>& row);
   const Convolution it_;
   bool has_bias_ = false;
   int64_t blocks_ = 0, parts_ = 1;
@@ -441,11 +473,11 @@ class DepthwiseWeightGrad final : public Kernel {
 }  // namespace
 
 std::unique_ptr<const Kernel> make_depthwise_convolution(const BoundNode& bound) {
-  return make_of_dtype<DepthwiseConvolution>(bound);
+  return make_of_floats<DepthwiseConvolution>(bound);
 }
 
 std::unique_ptr<const Kernel> make_depthwise_weight_grad(const BoundNode& bound) {
-  return make_of_dtype<DepthwiseWeightGrad>(bound);
+  return make_of_floats<DepthwiseWeightGrad>(bound);
 }
 
 }  // namespace torch_ort::cpu

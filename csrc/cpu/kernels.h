@@ -6,6 +6,9 @@
 #include "ir/type.h"
 #include "ops/fusion.h"
 
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -110,14 +113,14 @@ struct PairPacking {
 };
 
 // What one row of places adds to the taps of a convolution of each channel by itself, for
-// kDepthwiseChannels channels c:
+// kDepthwiseChannels channels c. The gradient's numbers are S in memory.
 //   sums[t][c] += sum over places p of gradient[p][c] * image[p * image_step + t * tap_step][c]
 constexpr int64_t kDepthwiseChannels = 16;
-template <typename T>
+template <typename T, typename S = T>
 struct DepthwiseRow {
   T* sums;
   int64_t taps;
-  const T* gradient;
+  const S* gradient;
   int64_t gradient_step;  // from place to place, in elements
   const T* image;
   int64_t image_step, tap_step;
@@ -125,20 +128,20 @@ struct DepthwiseRow {
 };
 
 // Places p of a row of the result of such a convolution, for channels c in blocks b of
-// kDepthwiseChannels:
+// kDepthwiseChannels. The numbers of image and result are S in memory:
 //   result[p][c] = bias[b][c] + sum over taps t of
 //                  taps[t].image[p * place_step][c] * taps[t].weights[b][c]
-template <typename T>
+template <typename T, typename S = T>
 struct DepthwiseTap {
-  const T* image;
+  const S* image;
   const T* weights;
 };
-template <typename T>
+template <typename T, typename S = T>
 struct DepthwiseResult {
-  T* result;
+  S* result;
   int64_t result_step;  // from place to place, in elements
   int64_t places, channels;
-  const DepthwiseTap<T>* taps;
+  const DepthwiseTap<T, S>* taps;
   int64_t num_taps;
   int64_t place_step;  // of the image
   const T* bias;
@@ -151,12 +154,12 @@ struct DepthwiseResult {
 //                  rows[r].image[(p * stride + t + origin) * pixel_step][c] *
 //                  rows[r].weights[t * tap_step][b][c]
 // for the pixels from 0 to `pixels` alone.
-template <typename T>
+template <typename T, typename S = T>
 struct DepthwiseWindows {
-  T* result;
+  S* result;
   int64_t result_step;  // from place to place, in elements
   int64_t places, channels;
-  const DepthwiseTap<T>* rows;
+  const DepthwiseTap<T, S>* rows;
   int64_t num_rows;
   int64_t taps, stride, origin;
   int64_t pixels, pixel_step;
@@ -168,6 +171,12 @@ constexpr bool has_depthwise_windows(int64_t taps, int64_t stride) {
   if (stride == 2) return taps == 3 || taps == 5 || taps == 7;
   return stride == 1 && taps >= 1 && taps <= 7;
 }
+template <typename T, typename S = T>
+struct DepthwiseKernels {
+  void (*row)(const DepthwiseRow<T, S>& row) = nullptr;
+  void (*result)(const DepthwiseResult<T, S>& places) = nullptr;
+  void (*windows)(const DepthwiseWindows<T, S>& places) = nullptr;  // has_depthwise_windows()
+};
 
 // The transforms of Winograd convolutions (cpu/winograd.cpp), of a tile of rows with n numbers.
 template <typename T>
@@ -299,10 +308,10 @@ struct Kernels {
   void (*multiply_columns)(const FewRows<T>& product) = nullptr;  // columns of b are contiguous
   void (*multiply_stripes)(const FewRows<T>& product) = nullptr;  // rows of b are contiguous
   int64_t stripe_rows = 0;  // rows of which multiply_stripes() reads b once
-  void (*depthwise_row)(const DepthwiseRow<T>& row) = nullptr;
-  void (*depthwise_result)(const DepthwiseResult<T>& places) = nullptr;
-  // For what has_depthwise_windows().
-  void (*depthwise_windows)(const DepthwiseWindows<T>& places) = nullptr;
+  DepthwiseKernels<T> depthwise;
+  // Of float32 alone.
+  DepthwiseKernels<T, c10::BFloat16> depthwise_bfloat16;
+  DepthwiseKernels<T, c10::Half> depthwise_half;
   TileTransforms<T> tiles;
   void (*lstm)(const LstmRow<T>& row) = nullptr;
   void (*lstm_grad)(const LstmRowGrad<T>& row) = nullptr;

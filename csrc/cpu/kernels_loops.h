@@ -9,6 +9,7 @@
 #include "cpu/kernels.h"
 #include "cpu/pointwise_loops.h"
 #include "cpu/product_loops.h"
+#include "cpu/short_loops.h"
 #include "cpu/winograd_loops.h"
 
 #include <ATen/cpu/vec/functional.h>
@@ -454,29 +455,28 @@ void random_mask(T* d, uint64_t seed, uint64_t stream, int64_t begin, int64_t n,
   }
 }
 
-template <typename T, int kTaps, int kVectors>
-inline void depthwise_taps(const DepthwiseRow<T>& row, int64_t first, int64_t channel) {
+template <typename T, typename S, int kTaps, int kVectors>
+inline void depthwise_taps(const DepthwiseRow<T, S>& row, int64_t first, int64_t channel) {
   T* sums = row.sums + first * kDepthwiseChannels + channel;
   const T* image = row.image + first * row.tap_step + channel;
-  const T* gradient = row.gradient + channel;
-  Vec<T> totals[kTaps][kVectors];
+  const S* gradient = row.gradient + channel;
+  Vector<T> totals[kTaps][kVectors];
 #pragma GCC unroll 8
   for (int t = 0; t < kTaps; ++t) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      totals[t][v] = Vec<T>::loadu(sums + t * kDepthwiseChannels + v * Vec<T>::size());
+      totals[t][v] = load_vector(sums + t * kDepthwiseChannels + v * kLanesOf<T>);
     }
   }
   for (int64_t p = 0; p < row.places; ++p) {
-    Vec<T> g[kVectors];
+    Vector<T> g[kVectors];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVectors; ++v) g[v] = Vec<T>::loadu(gradient + v * Vec<T>::size());
+    for (int v = 0; v < kVectors; ++v) g[v] = load_as<T>(gradient + v * kLanesOf<T>);
 #pragma GCC unroll 8
     for (int t = 0; t < kTaps; ++t) {
 #pragma GCC unroll 2
       for (int v = 0; v < kVectors; ++v) {
-        const auto pixel = Vec<T>::loadu(image + t * row.tap_step + v * Vec<T>::size());
-        totals[t][v] = at::vec::fmadd(g[v], pixel, totals[t][v]);
+        totals[t][v] += g[v] * load_vector(image + t * row.tap_step + v * kLanesOf<T>);
       }
     }
     gradient += row.gradient_step;
@@ -486,40 +486,40 @@ inline void depthwise_taps(const DepthwiseRow<T>& row, int64_t first, int64_t ch
   for (int t = 0; t < kTaps; ++t) {
 #pragma GCC unroll 2
     for (int v = 0; v < kVectors; ++v) {
-      totals[t][v].store(sums + t * kDepthwiseChannels + v * Vec<T>::size());
+      store_vector(sums + t * kDepthwiseChannels + v * kLanesOf<T>, totals[t][v]);
     }
   }
 }
 
 // Few taps have few sums, each of which waits for the last addition to it; so two vectors of
 // channels are added at once.
-template <typename T, int kTaps>
-inline void depthwise_taps(const DepthwiseRow<T>& row, int64_t first) {
-  constexpr int width = Vec<T>::size(),
+template <typename T, typename S, int kTaps>
+inline void depthwise_taps(const DepthwiseRow<T, S>& row, int64_t first) {
+  constexpr int width = kLanesOf<T>,
                 vectors = kTaps <= 5 && 2 * width <= kDepthwiseChannels ? 2 : 1;
   for (int64_t channel = 0; channel < kDepthwiseChannels; channel += vectors * width) {
-    depthwise_taps<T, kTaps, vectors>(row, first, channel);
+    depthwise_taps<T, S, kTaps, vectors>(row, first, channel);
   }
 }
 
-template <typename T>
-void depthwise_row(const DepthwiseRow<T>& row) {
+template <typename T, typename S>
+void depthwise_row(const DepthwiseRow<T, S>& row) {
   for (int64_t first = 0; first < row.taps; first += 7) {
     switch (std::min<int64_t>(7, row.taps - first)) {
-      case 1: depthwise_taps<T, 1>(row, first); break;
-      case 2: depthwise_taps<T, 2>(row, first); break;
-      case 3: depthwise_taps<T, 3>(row, first); break;
-      case 4: depthwise_taps<T, 4>(row, first); break;
-      case 5: depthwise_taps<T, 5>(row, first); break;
-      case 6: depthwise_taps<T, 6>(row, first); break;
-      default: depthwise_taps<T, 7>(row, first);
+      case 1: depthwise_taps<T, S, 1>(row, first); break;
+      case 2: depthwise_taps<T, S, 2>(row, first); break;
+      case 3: depthwise_taps<T, S, 3>(row, first); break;
+      case 4: depthwise_taps<T, S, 4>(row, first); break;
+      case 5: depthwise_taps<T, S, 5>(row, first); break;
+      case 6: depthwise_taps<T, S, 6>(row, first); break;
+      default: depthwise_taps<T, S, 7>(row, first);
     }
   }
 }
 
 // Some places of a block of channels, which may not be whole.
-template <typename T, int kPlaces, bool kIsWhole>
-inline void depthwise_places(const DepthwiseResult<T>& it, int64_t first, int64_t block) {
+template <typename T, typename S, int kPlaces, bool kIsWhole>
+inline void depthwise_places(const DepthwiseResult<T, S>& it, int64_t first, int64_t block) {
   constexpr int width = kLanesOf<T>, vectors = static_cast<int>(kDepthwiseChannels) / width;
   const int64_t channel = block * kDepthwiseChannels, of_weights = block * it.block_step;
   const auto count = [&](int v) {
@@ -533,56 +533,56 @@ inline void depthwise_places(const DepthwiseResult<T>& it, int64_t first, int64_
   }
   const int64_t from = first * it.place_step + channel;
   for (int64_t t = 0; t < it.num_taps; ++t) {
-    const T* const image = it.taps[t].image + from;
+    const S* const image = it.taps[t].image + from;
     const T* const weights = it.taps[t].weights + of_weights;
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
       const Vector<T> weight = load_vector(weights + v * width);
 #pragma GCC unroll 8
       for (int i = 0; i < kPlaces; ++i) {
-        const T* const pixel = image + i * it.place_step + v * width;
-        sums[i][v] += (kIsWhole ? load_vector(pixel) : load_part(pixel, count(v))) * weight;
+        const S* const pixel = image + i * it.place_step + v * width;
+        sums[i][v] += (kIsWhole ? load_as<T>(pixel) : load_part_as<T>(pixel, count(v))) * weight;
       }
     }
   }
-  T* to = it.result + first * it.result_step + channel;
+  S* to = it.result + first * it.result_step + channel;
 #pragma GCC unroll 8
   for (int i = 0; i < kPlaces; ++i, to += it.result_step) {
 #pragma GCC unroll 8
     for (int v = 0; v < vectors; ++v) {
       if constexpr (kIsWhole) {
-        store_vector(to + v * width, sums[i][v]);
+        store_as<T>(to + v * width, sums[i][v]);
       } else if (count(v) > 0) {
-        store_part(to + v * width, sums[i][v], count(v));
+        store_part_as<T>(to + v * width, sums[i][v], count(v));
       }
     }
   }
 }
 
-template <typename T, int kPlaces>
-inline void depthwise_blocks(const DepthwiseResult<T>& it, int64_t first) {
+template <typename T, typename S, int kPlaces>
+inline void depthwise_blocks(const DepthwiseResult<T, S>& it, int64_t first) {
   int64_t block = 0;
   for (; (block + 1) * kDepthwiseChannels <= it.channels; ++block) {
-    depthwise_places<T, kPlaces, true>(it, first, block);
+    depthwise_places<T, S, kPlaces, true>(it, first, block);
   }
   if (block * kDepthwiseChannels < it.channels) {
-    depthwise_places<T, kPlaces, false>(it, first, block);
+    depthwise_places<T, S, kPlaces, false>(it, first, block);
   }
 }
 
 // As many places at once as there are registers for their sums. All channels of a place come before
 // the next places, for they lie side by side in memory.
-template <typename T>
-void depthwise_result(const DepthwiseResult<T>& it) {
+template <typename T, typename S>
+void depthwise_result(const DepthwiseResult<T, S>& it) {
   constexpr int vectors = static_cast<int>(kDepthwiseChannels) / kLanesOf<T>;
   constexpr int together = std::clamp((kHasManyRegisters ? 16 : 8) / vectors, 1, 8);
   if (it.places < together) {
-    for (int64_t place = 0; place < it.places; ++place) depthwise_blocks<T, 1>(it, place);
+    for (int64_t place = 0; place < it.places; ++place) depthwise_blocks<T, S, 1>(it, place);
     return;
   }
   // The last ones overlap those before, and are the same numbers.
   for (int64_t first = 0; first < it.places; first += together) {
-    depthwise_blocks<T, together>(it, std::min(first, it.places - together));
+    depthwise_blocks<T, S, together>(it, std::min(first, it.places - together));
   }
 }
 
@@ -598,8 +598,8 @@ constexpr int kStripPlaces = 8 / kStripVectors<T, kTaps>;
 
 // Reads each pixel once. At an edge pixels may be outside of the image, and places may not exist;
 // in part the channels, too.
-template <typename T, int kTaps, int kStride, Strip kStrip>
-inline void depthwise_strip(const DepthwiseWindows<T>& it, int64_t first, int64_t channel) {
+template <typename T, typename S, int kTaps, int kStride, Strip kStrip>
+inline void depthwise_strip(const DepthwiseWindows<T, S>& it, int64_t first, int64_t channel) {
   constexpr int places = kStripPlaces<T, kTaps>, vectors = kStripVectors<T, kTaps>;
   constexpr int width = kLanesOf<T>;
   const int64_t of_weights =
@@ -615,7 +615,7 @@ inline void depthwise_strip(const DepthwiseWindows<T>& it, int64_t first, int64_
     for (int v = 0; v < vectors; ++v) sums[i][v] = load_vector(it.bias + of_weights + v * width);
   }
   for (int64_t r = 0; r < it.num_rows; ++r) {
-    const T* const image = it.rows[r].image + channel;
+    const S* const image = it.rows[r].image + channel;
     const T* const weights = it.rows[r].weights + of_weights;
     Vector<T> taps[kTaps][vectors];
 #pragma GCC unroll 8
@@ -631,9 +631,9 @@ inline void depthwise_strip(const DepthwiseWindows<T>& it, int64_t first, int64_
       if (kStrip != Strip::kInner && (begin + i < 0 || begin + i >= it.pixels)) continue;
 #pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) {
-        const T* const from = image + offset + v * width;
+        const S* const from = image + offset + v * width;
         const Vector<T> pixel =
-            kStrip == Strip::kInPart ? load_part(from, count(v)) : load_vector(from);
+            kStrip == Strip::kInPart ? load_part_as<T>(from, count(v)) : load_as<T>(from);
 #pragma GCC unroll 8
         for (int t = 0; t < kTaps; ++t) {
           const int place = (i - t) / kStride;
@@ -644,23 +644,23 @@ inline void depthwise_strip(const DepthwiseWindows<T>& it, int64_t first, int64_
       }
     }
   }
-  T* to = it.result + first * it.result_step + channel;
+  S* to = it.result + first * it.result_step + channel;
 #pragma GCC unroll 8
   for (int i = 0; i < places; ++i, to += it.result_step) {
     if (kStrip != Strip::kInner && first + i >= it.places) break;
 #pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
       if constexpr (kStrip == Strip::kInPart) {
-        if (count(v) > 0) store_part(to + v * width, sums[i][v], count(v));
+        if (count(v) > 0) store_part_as<T>(to + v * width, sums[i][v], count(v));
       } else {
-        store_vector(to + v * width, sums[i][v]);
+        store_as<T>(to + v * width, sums[i][v]);
       }
     }
   }
 }
 
-template <typename T, int kTaps, int kStride>
-void depthwise_strips(const DepthwiseWindows<T>& it) {
+template <typename T, typename S, int kTaps, int kStride>
+void depthwise_strips(const DepthwiseWindows<T, S>& it) {
   constexpr int places = kStripPlaces<T, kTaps>, channels = kStripVectors<T, kTaps> * kLanesOf<T>;
   for (int64_t first = 0; first < it.places; first += places) {
     const int64_t begin = first * kStride + it.origin;
@@ -669,36 +669,40 @@ void depthwise_strips(const DepthwiseWindows<T>& it) {
     int64_t channel = 0;
     for (; channel + channels <= it.channels; channel += channels) {
       if (is_inner) {
-        depthwise_strip<T, kTaps, kStride, Strip::kInner>(it, first, channel);
+        depthwise_strip<T, S, kTaps, kStride, Strip::kInner>(it, first, channel);
       } else {
-        depthwise_strip<T, kTaps, kStride, Strip::kAtEdge>(it, first, channel);
+        depthwise_strip<T, S, kTaps, kStride, Strip::kAtEdge>(it, first, channel);
       }
     }
     if (channel < it.channels) {
-      depthwise_strip<T, kTaps, kStride, Strip::kInPart>(it, first, channel);
+      depthwise_strip<T, S, kTaps, kStride, Strip::kInPart>(it, first, channel);
     }
   }
 }
 
-template <typename T>
-void depthwise_windows(const DepthwiseWindows<T>& it) {
+template <typename T, typename S>
+void depthwise_windows(const DepthwiseWindows<T, S>& it) {
   if (it.stride == 2) {
     switch (it.taps) {
-      case 3: return depthwise_strips<T, 3, 2>(it);
-      case 5: return depthwise_strips<T, 5, 2>(it);
-      default: return depthwise_strips<T, 7, 2>(it);
+      case 3: return depthwise_strips<T, S, 3, 2>(it);
+      case 5: return depthwise_strips<T, S, 5, 2>(it);
+      default: return depthwise_strips<T, S, 7, 2>(it);
     }
   }
   switch (it.taps) {
-    case 1: return depthwise_strips<T, 1, 1>(it);
-    case 2: return depthwise_strips<T, 2, 1>(it);
-    case 3: return depthwise_strips<T, 3, 1>(it);
-    case 4: return depthwise_strips<T, 4, 1>(it);
-    case 5: return depthwise_strips<T, 5, 1>(it);
-    case 6: return depthwise_strips<T, 6, 1>(it);
-    default: return depthwise_strips<T, 7, 1>(it);
+    case 1: return depthwise_strips<T, S, 1, 1>(it);
+    case 2: return depthwise_strips<T, S, 2, 1>(it);
+    case 3: return depthwise_strips<T, S, 3, 1>(it);
+    case 4: return depthwise_strips<T, S, 4, 1>(it);
+    case 5: return depthwise_strips<T, S, 5, 1>(it);
+    case 6: return depthwise_strips<T, S, 6, 1>(it);
+    default: return depthwise_strips<T, S, 7, 1>(it);
   }
 }
+
+template <typename T, typename S>
+constexpr DepthwiseKernels<T, S> kDepthwiseKernels = {depthwise_row<T, S>, depthwise_result<T, S>,
+                                                      depthwise_windows<T, S>};
 
 template <typename T>
 struct TableMaker {
@@ -758,9 +762,11 @@ struct TableMaker {
     table.tiles = kTileTransforms<T>;
     table.peak = kPeak<T>;
     table.copy_past_caches = copy_past_caches;
-    table.depthwise_row = depthwise_row<T>;
-    table.depthwise_result = depthwise_result<T>;
-    table.depthwise_windows = depthwise_windows<T>;
+    table.depthwise = kDepthwiseKernels<T, T>;
+    if constexpr (std::is_same_v<T, float>) {
+      table.depthwise_bfloat16 = kDepthwiseKernels<T, c10::BFloat16>;
+      table.depthwise_half = kDepthwiseKernels<T, c10::Half>;
+    }
     table.lstm = lstm<T>;
     table.lstm_grad = lstm_grad<T>;
     table.gru = gru<T>;

@@ -23,6 +23,7 @@ enum class Use {
   kProduct,
   kWeight,  // of a recurrent layer or a convolution, packed
   kImageRow,
+  kGradientRow,
   kStates
 };
 

@@ -30,8 +30,8 @@ std::optional<ir::Attrs> attrs_of(const Convolution& it) {
   }
   const bool is_wide = rows.constant() / it.groups.constant() >= kLeastChannels &&
                        channels.constant() >= kLeastChannels;
-  if (!it.has_plain_weight() || !it.has_plain_bias() || !is_wide ||
-      !region::prefers_own_convolutions(it.x)) {
+  if (it.x->type.dtype != ir::DType::kFloat || !it.has_plain_weight() || !it.has_plain_bias() ||
+      !is_wide || !region::prefers_own_convolutions(it.x)) {
     return std::nullopt;
   }
   return ir::Attrs{{"groups", it.groups}};

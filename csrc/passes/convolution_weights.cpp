@@ -49,13 +49,13 @@ struct Found {
 
 // Whether the kernels compute the gradient towards the weight.
 bool can_compute(const Convolution& it, const KnownSizes& sizes) {
-  if (it.dweight == nullptr || it.x->type.dtype != DType::kFloat) return false;
+  if (it.dweight == nullptr) return false;
   return is_channels_last(it.gradient, sizes) && is_channels_last(it.x, sizes) &&
          it.pads_within_windows();
 }
 
 std::optional<Found> find_depthwise(const Convolution& it) {
-  if (it.is_transposed || !it.is_depthwise()) return std::nullopt;
+  if (it.is_transposed || !it.is_depthwise() || !it.has_depthwise_dtype()) return std::nullopt;
   // With one channel in a group, weights lie by rows with channels last, too.
   if (it.dweight->type.strides && !ops::has_channels_last(it.dweight->type)) return std::nullopt;
   if (!region::has_kernel(it.x, "DepthwiseWeightGrad")) return std::nullopt;
@@ -74,6 +74,7 @@ bool is_beyond_library(const Convolution& it) {
 }
 
 std::optional<Found> find_dense(const Convolution& it) {
+  if (it.x->type.dtype != DType::kFloat) return std::nullopt;
   const Dim& channels = (*it.weight->type.shape)[1];  // of a group
   if (!it.groups.is_constant() || !channels.is_constant()) return std::nullopt;
   const bool is_fast = region::prefers_own_convolutions(it.x) && !it.is_transposed &&

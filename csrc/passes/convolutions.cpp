@@ -76,8 +76,7 @@ bool can_convolve(const Convolution& it, const KnownSizes& sizes) {
   for (size_t dim = 0; it.is_transposed && dim < it.strides.size(); ++dim) {
     if (it.output_pads[dim].constant() >= it.strides[dim].constant()) return false;
   }
-  return it.x->type.dtype == ir::DType::kFloat && it.weight->type.dtype == ir::DType::kFloat &&
-         it.pads_within_windows() &&
+  return it.x->type.dtype == it.weight->type.dtype && it.pads_within_windows() &&
          is_channels_last(it.y != nullptr ? it.x : it.gradient, sizes) &&
          is_channels_last(it.y != nullptr ? it.y : it.dx, sizes);
 }
@@ -105,6 +104,11 @@ bool Convolution::is_depthwise() const {
   const Shape& window = *weight->type.shape;
   const Dim& channels = (*x->type.shape)[1];
   return !is_of_volumes() && groups == channels && window[0] == channels && window[1] == Dim(1);
+}
+
+bool Convolution::has_depthwise_dtype() const {
+  const ir::DType dtype = x->type.dtype;
+  return dtype == ir::DType::kFloat || dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
 }
 
 bool Convolution::pads_within_windows() const {

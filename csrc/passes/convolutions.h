@@ -23,6 +23,8 @@ struct Convolution {
   bool is_of_volumes() const { return pads.size() > 2; }
   // Whether it convolves each channel of images by itself, into one channel.
   bool is_depthwise() const;
+  // Whether the engine's kernels for those compute with its numbers.
+  bool has_depthwise_dtype() const;
   // Whether pads are at most what a window reaches over beside its first pixel; more is not worth a
   // case in the kernels.
   bool pads_within_windows() const;
@@ -49,8 +51,8 @@ ir::Value* image_of_rows(ops::Writer& write, ir::Value& rows, const ir::Type& ty
 // The sum over the pixels of a channels-last image.
 ir::Value* sum_pixels(ops::Writer& write, ir::Value& image);
 // Lets a kernel of the engine compute convolutions by their definition, and of gradients that of
-// the image, which is a convolution in the other direction: of float32, where images are
-// channels-last, and where `attrs_of` gives what the kernel's node says beside strides, pads,
+// the image, which is a convolution in the other direction: where images are channels-last and
+// `attrs_of`, which has to look at the dtype, gives what the kernel's node says beside strides, pads,
 // dilations and, in the direction from results to images, `transposed`. Returns how many.
 int convolve_by(ir::Graph& graph, PassContext& context, const char* op,
                 std::optional<ir::Attrs> (*attrs_of)(const Convolution& it));

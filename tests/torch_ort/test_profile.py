@@ -325,6 +325,20 @@ class TestTable:
         backward = [step for step in result.steps if step.name == "mm"]
         assert [len(step.microseconds) for step in backward] == [2, 2]
 
+    def test_autocast_is_around_the_model_alone(self):
+        class Tagger(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.recurrent = nn.LSTM(8, 8)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.recurrent(x)[0].float().sum()
+
+        # Of such a graph only a backward outside of autocast is known.
+        with torch.autocast("cpu", torch.bfloat16):
+            profile = torch_ort.profile(Tagger(), torch.randn(5, 2, 8), steps=1)
+        assert "torch_ort::recurrent_backward" in {step.op for step in profile.steps}
+
     def test_a_model_that_is_compiled_already(self):
         model = torch.compile(mlp(), backend="ort")
         assert step_named(profile(model, torch.randn(4, 6)), "addmm").microseconds

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torch_ort.core import autocast
 from torch_ort.fallback import put_back
 from torch_ort.pytorch.dynamo_compat import COMPILED_APART
 from torch_ort.pytorch.generators import TorchGenerators
@@ -50,15 +51,19 @@ def kept(model: Any, inputs: Any) -> Iterator[None]:
 
 
 def run_backward(model: Any, result: Any, inputs: Any) -> None:
-    """Run backward if an output asks for it; no tensor's `.grad` changes."""
+    """Run backward if an output asks for it, without autocast; no tensor's `.grad` changes.
+
+    A block of autocast around a report is one around the model, as training loops have it.
+    """
     outputs = [
         leaf for leaf in tensors_of(result) if leaf.requires_grad and leaf.is_floating_point()
     ]
     wanted = [*getattr(model, "parameters", list)(), *tensors_of(inputs)]
     wanted = [tensor for tensor in wanted if tensor.requires_grad]
     if outputs and wanted:
-        total = sum(output.float().sum() for output in outputs)
-        torch.autograd.grad(total, wanted, allow_unused=True)
+        with autocast.in_state(autocast.OFF):
+            total = sum(output.float().sum() for output in outputs)
+            torch.autograd.grad(total, wanted, allow_unused=True)
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
