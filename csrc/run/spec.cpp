@@ -260,7 +260,11 @@ at::Tensor computed(const at::Tensor& tensor) {
     if (tensor.stride(dim) == 0 && tensor.size(dim) > 1) once = once.narrow(dim, 0, 1);
   }
   at::Tensor copy = make_tensor(spec_of(once));
-  copy.copy_(once);
+  if (tensor._is_zerotensor()) {
+    copy.zero_();
+  } else {
+    copy.copy_(once);
+  }
   return copy.expand(tensor.sizes());
 }
 

@@ -62,14 +62,14 @@ std::vector<int64_t> eval_dims(const ir::Shape& dims, const ir::SymbolLookup& lo
 
 at::Tensor make_tensor(const TensorSpec& spec);  // with memory of its own
 
-// Whether the tensor has a conjugate or negative bit. Its elements then differ from those in
-// memory, which only PyTorch's dispatcher knows.
+// Whether the tensor has a conjugate or negative bit, or is PyTorch's of zeros without memory. Its
+// elements then differ from those in memory, which only PyTorch's dispatcher knows.
 inline bool is_computed_by_reader(const at::Tensor& tensor) {
-  return tensor.defined() && (tensor.is_conj() || tensor.is_neg());
+  return tensor.defined() && (tensor.is_conj() || tensor.is_neg() || tensor._is_zerotensor());
 }
-// Returns a tensor with the same elements and strides and without such bits.
+// Returns a tensor with the same elements and strides, which are in its memory.
 at::Tensor computed(const at::Tensor& tensor);
-// Does the same for all tensors; nothing if none has such a bit.
+// Does the same for all tensors; nothing if all have their elements in memory.
 std::optional<std::vector<at::Tensor>> computed(const std::vector<at::Tensor>& tensors);
 
 at::Tensor tensor_over(c10::Storage storage, const TensorSpec& spec, int64_t byte_offset);

@@ -149,6 +149,13 @@ class TestPartialGradients:
             got.append(a.grad)
         torch.testing.assert_close(got[1], got[0])
 
+    def test_gradients_that_are_zeros_without_memory(self, model, x, compiled):
+        call = compiled(model)
+        for _ in range(2):
+            zeros = torch._efficientzerotensor((4, 3), device=x.device)
+            (got,) = torch.autograd.grad(call(x), [x], zeros)
+            assert not got.any()
+
     def test_several_outputs_in_one_backward(self, device, compiled):
         def function(a):
             return a.exp(), a.sin()
