@@ -52,8 +52,8 @@ ir::Value* image_of_rows(ops::Writer& write, ir::Value& rows, const ir::Type& ty
 ir::Value* sum_pixels(ops::Writer& write, ir::Value& image);
 // Lets a kernel of the engine compute convolutions by their definition, and of gradients that of
 // the image, which is a convolution in the other direction: where images are channels-last and
-// `attrs_of`, which has to look at the dtype, gives what the kernel's node says beside strides, pads,
-// dilations and, in the direction from results to images, `transposed`. Returns how many.
+// `attrs_of`, which has to look at the dtype, gives what the kernel's node says beside strides,
+// pads, dilations and, in the direction from results to images, `transposed`. Returns how many.
 int convolve_by(ir::Graph& graph, PassContext& context, const char* op,
                 std::optional<ir::Attrs> (*attrs_of)(const Convolution& it));
 // Lets the gradient of a convolution compute what is read of it; erases it if that is nothing.
