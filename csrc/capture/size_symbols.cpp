@@ -167,6 +167,8 @@ class Fraction : public c10::SymNodeImpl {
     return combine(sizes_, DimOp::kMax, self(), other);
   }
   SymNode truediv(const SymNode& other) override { return divide(sizes_, self(), other); }
+  SymNode floordiv(const SymNode& other) override { return computed("floordiv", self(), other); }
+  SymNode mod(const SymNode& other) override { return computed("mod", self(), other); }
   SymNode eq(const SymNode& other) override { return compare(sizes_, DimOp::kEq, self(), other); }
   SymNode ne(const SymNode& other) override { return compare(sizes_, DimOp::kNe, self(), other); }
   SymNode lt(const SymNode& other) override { return compare(sizes_, DimOp::kLt, self(), other); }
@@ -396,7 +398,9 @@ SymNode make_integer(const Sizes& sizes, int64_t number) {
 
 SymNode combine(const Sizes& sizes, DimOp op, const SymNode& a, const SymNode& b) {
   const std::optional<double> x = number_in(a), y = number_in(b);
-  return x && y ? make_float(sizes, apply(op, *x, *y)) : computed(method_of(op), a, b);
+  const bool is_division = op == DimOp::kFloorDiv || op == DimOp::kMod;
+  return x && y && !is_division ? make_float(sizes, apply(op, *x, *y))
+                                : computed(method_of(op), a, b);
 }
 
 SymNode divide(const Sizes& sizes, const SymNode& a, const SymNode& b) {

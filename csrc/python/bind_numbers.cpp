@@ -84,11 +84,22 @@ SymNode compute(const char* method, const SymNode& a, const SymNode& b) {
       numbers.attr("computed")(method, operand(numbers, a), operand(numbers, b)));
 }
 
+// Makes the node of C++ for a Number of Python's, which a binding of PyTorch's got beside a node of
+// C++; nullptr for other objects.
+PyObject* node_of_number(PyObject* object, PyTypeObject* /*type*/) {
+  const py::handle number(object);
+  if (!py::hasattr(number, "is_of_sizes")) return nullptr;
+  SymNode node = c10::make_intrusive<NumberNode>(py::reinterpret_borrow<py::object>(number));
+  return py::cast(std::move(node)).release().ptr();
+}
+
 }  // namespace
 
 void bind_numbers(py::module_& module) {
   using namespace py::literals;
   capture::compute_floats_by(compute);
+  py::detail::get_type_info(typeid(c10::SymNodeImpl), true)
+      ->implicit_conversions.push_back(node_of_number);
   module.def(
       "number_in",
       [](const py::object& node) -> py::object {

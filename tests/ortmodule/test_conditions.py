@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import numbers
 
 import pytest
 import torch
@@ -123,4 +124,30 @@ def test_the_text_of_a_size_is_that_of_its_number(name, traced, monkeypatch):
     for rows in (3, 12, 5):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(ours(x), eager(x))
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+KINDS = {
+    "a size": lambda x, n: isinstance(x.size(0), int) and isinstance(x.size(0), (int, float)),
+    "a number": lambda x, n: isinstance(n, int) and not isinstance(n, float),
+    "a quotient": lambda x, n: isinstance(x.size(0) / 2, float) and not isinstance(n / 3, int),
+    "a truth": lambda x, n: isinstance(x.size(0) > 2, bool),
+    "abstract": lambda x, n: isinstance(n, numbers.Integral) and isinstance(n / 2, numbers.Real),
+    "a class": lambda x, n: n.__class__ is int and (x.size(0) / n).__class__ is float,
+    "an index": lambda x, n: hasattr(n, "__index__") and len(range(n)) == n,
+    "rounded to tens": lambda x, n: round(10 * n + 4, -1) == 10 * n,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_numbers_are_those_of_python(name):
+    ask = KINDS[name]
+
+    def forward(x, n):
+        return x * 2 if ask(x, n) else x * 3
+
+    wrapped = ORTModule(Applies(forward))
+    for rows in (3, 4, 7):
+        x = torch.randn(rows, 2)
+        torch.testing.assert_close(wrapped(x, rows), x * 2)
     assert torch_ort.counters()["fallbacks"] == 0

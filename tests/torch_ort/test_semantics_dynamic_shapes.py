@@ -121,6 +121,12 @@ ASKED_OF_SIZES = {
     "a number of rows": lambda x: x[: int(x.size(0) * 0.5)].sin(),
     "rounded up": lambda x: x[: math.ceil(x.size(0) / 3)].sin(),
     "a root": lambda x: x / math.sqrt(x.size(0)),
+    "rounded towards zero": lambda x: x * int(-x.size(0) / 2),
+    "a distance": lambda x: x.roll(int((x.size(0) - 8) / 3), 0),
+    "an exact quotient": lambda x: x * (x.size(0) / 10 // 0.1) - 7.5 // (1.0 / (x.size(0) + 1)),
+    "a rest": lambda x: x * (x.size(0) / 7 % 0.3),
+    "an integer of an exact quotient": lambda x: x * int(x.size(0) / 10 // 0.1),
+    "floats of integers": lambda x: x * (float(x.numel()) // (x.shape[-1] ** 2)),
     "a rate": lambda x: F.dropout(x, 1 / x.size(0) - 1 / x.size(0)),
 }
 

@@ -5,6 +5,7 @@ Each has a test in tests/pytorch/test_dispatch_compat.py, which fails when torch
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
 import operator
@@ -50,7 +51,7 @@ __all__ = [
     "parameters_made",
     "plain_functions",
     "shape_questions_answered",
-    "sizes_written_as_numbers",
+    "sizes_seen_as_numbers",
     "sparse_gradients_whole",
     "storage_key",
     "unwrapped",
@@ -534,7 +535,7 @@ def shape_questions_answered() -> Iterator[None]:
             stack.enter_context(division.by(_floor_division))
         for division in (patches.FLOOR_BY_FLOAT, patches.FLOOR_BY_INTEGER):
             stack.enter_context(division.by(_floor_division_by))
-        stack.enter_context(sizes_written_as_numbers())
+        stack.enter_context(sizes_seen_as_numbers())
         stack.enter_context(patches.TRUNC.by(_trunc))
         stack.enter_context(patches.UNSEEN_SIZES.by(True))
         yield
@@ -584,9 +585,15 @@ def _pooled_size(theirs: Any, size: Any, divisor: int) -> Any:
     return size // divisor
 
 
-def sizes_written_as_numbers() -> AbstractContextManager[None]:
-    """Let the user's program, which may do anything with it, see no text of a symbol."""
-    return patches.TEXT_OF_SIZE.by(_text_of_size)
+@contextmanager
+def sizes_seen_as_numbers() -> Iterator[None]:
+    """Let the user's program see numbers in symbols: their texts, their classes, and rounded."""
+    with ExitStack() as stack:
+        stack.enter_context(patches.TEXT_OF_SIZE.by(_text_of_size))
+        stack.enter_context(patches.ROUNDED_INTEGER.by(_rounded))
+        for attributes, kind in _CLASSES.items():
+            stack.enter_context(attributes.by(functools.partial(_attribute, kind)))
+        yield
 
 
 def _text_of_size(theirs: Any, size: torch.SymInt) -> str:
@@ -594,12 +601,26 @@ def _text_of_size(theirs: Any, size: torch.SymInt) -> str:
     return repr(int(size)) if _is_asked_by_program() else theirs(size)
 
 
+_CLASSES = {
+    patches.CLASS_OF_INTEGER: int, patches.CLASS_OF_FLOAT: float, patches.CLASS_OF_TRUTH: bool,
+}  # fmt: skip
+
+
+def _attribute(kind: type, theirs: Any, number: Any, name: str) -> Any:
+    """Let numbers that the user's program has be of Python's kinds of numbers."""
+    return kind if name == "__class__" and _is_asked_by_program() else theirs(number, name)
+
+
 def _is_asked_by_program() -> bool:
     frame = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename == patching.__file__:
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
         frame = frame.f_back
     folders = (TORCH_FOLDER, OUR_FOLDER)
     return frame is not None and not frame.f_code.co_filename.startswith(folders)
+
+
+# What stands between the program and a patch: `isinstance` asks abstract classes by code of Python.
+_BETWEEN = (patching.__file__, abc.ABCMeta.__instancecheck__.__code__.co_filename)
 
 
 def _sym_sum(theirs: Any, node: Any, others: Sequence[Any]) -> Any:
@@ -624,10 +645,23 @@ def _floats_divided(number: Any, other: Any, over: Any, under: Any) -> torch.Sym
     """Give a rounded quotient, of which at least one is a float; None for other divisions."""
     is_float = any(isinstance(each, float | torch.SymFloat) for each in (number, other))
     is_number = isinstance(other, int | float | torch.SymInt | torch.SymFloat)
-    if not (is_float and is_number and hasattr(number.node, "made")):
+    if not (is_float and is_number):
         return None
-    operands = (getattr(each, "node", each) for each in (over, under))
-    return torch.SymFloat(number.node.made(operator.floordiv, *operands))
+    operands = [getattr(each, "node", each) for each in (over, under)]
+    if hasattr(number.node, "made"):
+        return torch.SymFloat(number.node.made(operator.floordiv, *operands))
+    if not isinstance(number.node, torch._C._SymNode):
+        return None
+    a, b = (
+        number.node.wrap_float(float(each)) if isinstance(each, int | float) else each
+        for each in operands
+    )
+    return torch.SymFloat(a.floordiv(b))
+
+
+def _rounded(theirs: Any, number: torch.SymInt, digits: int | None = None) -> Any:
+    is_whole = digits is None or digits >= 0
+    return theirs(number, digits) if is_whole else round(int(number), digits)
 
 
 def _trunc(theirs: Any, node: Any) -> Any:

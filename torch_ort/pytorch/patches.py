@@ -102,10 +102,20 @@ FLOOR_OF_FLOAT = Function(
 FLOOR_BY_FLOAT = Function("torch:SymFloat.__rfloordiv__", "As above.")
 FLOOR_OF_INTEGER = Function("torch:SymInt.__floordiv__", "As above, of integers by floats.")
 FLOOR_BY_INTEGER = Function("torch:SymInt.__rfloordiv__", "As above.")
+ROUNDED_INTEGER = Function(
+    "torch:SymInt.__round__", "PyTorch leaves an integer as it is: round(14, -1) is 10 in Python."
+)
 TEXT_OF_SIZE = Function(
     "torch:SymInt.__repr__",
     "The user's program may do anything with the text of a size, so it is the text of the number.",
 )
+CLASS_OF_INTEGER = Function(
+    "torch:SymInt.__getattribute__",
+    "The user's program may ask what kind of object a size is, or a number of the call: by "
+    "isinstance, which asks the object for its class.",
+)
+CLASS_OF_FLOAT = Function("torch:SymFloat.__getattribute__", "As above.")
+CLASS_OF_TRUTH = Function("torch:SymBool.__getattribute__", "As above.")
 KERNELS = OperatorKernels(
     "torch.ops:aten.*.py_kernels",
     "PyTorch's traces compute some operators in Python that we want whole, and copy what a dropout "

@@ -19,7 +19,7 @@ from torch_ort.pytorch.dispatch_compat import (
     Leaf,
     dropout_passes_through,
     is_functionalized,
-    sizes_written_as_numbers,
+    sizes_seen_as_numbers,
 )
 from torch_ort.pytorch.private import (
     DataDependentOutputException,
@@ -87,7 +87,7 @@ class FakeInputs:
         with (
             said_to_be_compiling(),
             dropout_passes_through(),
-            sizes_written_as_numbers(),
+            sizes_seen_as_numbers(),
             patches.UNSEEN_SIZES.by(False),
             tracing(self._context),
         ):

@@ -74,11 +74,12 @@ class Conditions:
         """Tell whether numbers give the same answers; they may be symbols of PyTorch's.
 
         Numbers and symbols of sizes have names. Those for which an expression is undefined give
-        none.
+        none. Symbols become constants where PyTorch's arithmetic on them is not Python's.
         """
         try:
             return all(
-                _is_same(number.of(values, sizes), value) for number, value in self._asked.items()
+                _is_same(number.of(values, sizes, not number.is_exact), value)
+                for number, value in self._asked.items()
             )
         except (ArithmeticError, ValueError):
             return False
@@ -158,11 +159,42 @@ class Number:
         # Whether it depends on nothing but sizes of tensors.
         self.is_of_sizes = source is None and all(each.is_of_sizes for each in operands)
 
-    def of(self, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
-        """Compute the expression from numbers and sizes of a call, by name."""
+    def of(
+        self, values: Mapping[str, Any], sizes: Mapping[str, Any], is_constant: bool = False
+    ) -> Any:  # fmt: skip
+        """Compute the expression from numbers and sizes of a call, by name.
+
+        `is_constant` asks symbols of PyTorch's for their values, which become constants.
+        """
         if self.function is not None:
-            return self.function(*(each.of(values, sizes) for each in self.operands))
-        return values[self.words] if self.is_open else self.value
+            return self.function(*(each.of(values, sizes, is_constant) for each in self.operands))
+        value = self._brought(values, sizes) if self.is_open else self.value
+        return _constant_of(value) if is_constant else value
+
+    def _brought(self, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
+        return values[self.words]
+
+    @property
+    def is_exact(self) -> bool:
+        """Tell whether PyTorch's arithmetic on symbols gives the number that Python's does.
+
+        Its floats are real numbers, whose order of operations it changes, and it rounds negative
+        quotients another way. Integers, and what compares them or one quotient of theirs, are safe.
+        """
+        if self.function is None:
+            return True
+        operands = self.operands
+        if self.function in _COMPARISONS:
+            return all(each.is_exact or each.is_quotient for each in operands)
+        is_of_integers = self.function in _OF_SIZES or self.function is torch.sym_float
+        return is_of_integers and all(each.is_int() and each.is_exact for each in operands)
+
+    @property
+    def is_quotient(self) -> bool:
+        """Tell whether it is a quotient of integers that are exact."""
+        return self.function is operator.truediv and all(
+            each.is_exact and float(each.value).is_integer() for each in self.operands
+        )
 
     def as_size(self) -> Any:
         """Compute an integer from sizes; one that comes as a tensor is that of this call."""
@@ -285,9 +317,14 @@ class _Size(Number):
         self.is_of_sizes = True
         self._code = compile(text, "<size>", "eval")
 
-    def of(self, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
-        """Compute the expression."""
+    def _brought(self, values: Mapping[str, Any], sizes: Mapping[str, Any]) -> Any:
         return eval(self._code, {"min": torch.sym_min, "max": torch.sym_max}, sizes)
+
+
+def _constant_of(value: Any) -> Value:
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    return float(value) if isinstance(value, torch.SymFloat) else value
 
 
 def of_size(size: torch.SymInt, is_float: bool = False) -> Number:
@@ -525,6 +562,12 @@ _OPERATORS: dict[Any, Any] = {
 }  # fmt: skip
 
 
+_COMPARISONS: frozenset[Callable[..., Any]] = frozenset(
+    (
+        operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, bool,
+        operator.not_, _both, _either, *_DEFINED.values(),
+    )
+)  # fmt: skip
 # Of integers, that are integers.
 _OF_SIZES: dict[Any, Callable[..., Any]] = {
     operator.add: operator.add, operator.sub: operator.sub, operator.mul: operator.mul,
