@@ -110,6 +110,9 @@ IN_MANY = {
     ),
     "of the math module": lambda m, y, x: (y * math.cos(m.hot)).sum(),
     "a base": lambda m, y, x: ((1 + m.hot) ** y).sum(),
+    # PyTorch's symbols would round these quotients down, and multiply the constants first.
+    "a negative quotient": lambda m, y, x: y.sum() * int(-m.count / 2) + int((m.step - 9) / 4),
+    "an order of factors": lambda m, y, x: y.sum() * int(m.weight * 29 * 100),
 }
 
 
