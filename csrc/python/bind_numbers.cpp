@@ -88,7 +88,8 @@ SymNode compute(const char* method, const SymNode& a, const SymNode& b) {
 // C++; nullptr for other objects.
 PyObject* node_of_number(PyObject* object, PyTypeObject* /*type*/) {
   const py::handle number(object);
-  if (!py::hasattr(number, "is_of_sizes")) return nullptr;
+  const py::module_ numbers = py::module_::import("torch_ort.rules.numbers");
+  if (!py::isinstance(number, numbers.attr("Number"))) return nullptr;
   SymNode node = c10::make_intrusive<NumberNode>(py::reinterpret_borrow<py::object>(number));
   return py::cast(std::move(node)).release().ptr();
 }
