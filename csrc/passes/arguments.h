@@ -22,6 +22,11 @@ inline ir::Value* tensor(const ops::Arg& arg) {
   return value == nullptr ? nullptr : *value;
 }
 
+inline bool is_constant(const ops::Arg& arg) {
+  const auto* dim = std::get_if<ir::Dim>(&arg.value);
+  return dim != nullptr && dim->is_constant();
+}
+
 // The argument has to be a constant integer.
 inline int64_t integer(const ops::Arg& arg) { return std::get<ir::Dim>(arg.value).constant(); }
 

@@ -45,7 +45,9 @@ const Value* matrix_of(const Value* value) {
 }  // namespace
 
 bool is_loss(const Node& node) {
-  return ops::key_of(node) == ops::aten::kNllLoss || ir::is(&node, "NegativeLogLikelihoodLoss");
+  if (ir::is(&node, "NegativeLogLikelihoodLoss")) return true;
+  // The label that is ignored may be a size.
+  return ops::key_of(node) == ops::aten::kNllLoss && is_constant(ops::decode_aten(node).args.at(4));
 }
 
 bool has_count(const Node& loss) { return loss.outputs.size() > 1; }

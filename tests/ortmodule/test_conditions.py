@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import fractions
 import gc
 import numbers
 
@@ -127,6 +129,18 @@ def test_the_text_of_a_size_is_that_of_its_number(name, traced, monkeypatch):
     assert torch_ort.counters()["fallbacks"] == 0
 
 
+class Rows(enum.IntEnum):
+    FEW, SOME, MANY = 3, 4, 7
+
+
+class Derived(int):
+    pass
+
+
+class Share(float):
+    pass
+
+
 KINDS = {
     "a size": lambda x, n: isinstance(x.size(0), int) and isinstance(x.size(0), (int, float)),
     "a number": lambda x, n: isinstance(n, int) and not isinstance(n, float),
@@ -134,6 +148,15 @@ KINDS = {
     "a truth": lambda x, n: isinstance(x.size(0) > 2, bool),
     "abstract": lambda x, n: isinstance(n, numbers.Integral) and isinstance(n / 2, numbers.Real),
     "a class": lambda x, n: n.__class__ is int and (x.size(0) / n).__class__ is float,
+    "a member of an enumeration": lambda x, n: (
+        Rows(n) == n and n == Rows(n) and n in list(Rows) and [n != Rows(n)] == [False]
+    ),
+    "a derived class": lambda x, n: n == Derived(n) and x.size(0) / 2 == Share(n / 2),
+    "a complex number": lambda x, n: x.size(0) == complex(n) and x.size(0) != complex(n, 1),
+    "the text of a truth": lambda x, n: str(n > 2) + f"{n < 2}" == "TrueFalse",
+    "parts": lambda x, n: (n.real, n.imag, n.denominator) == (n, 0, 1) and (n / 2).imag == 0.0,
+    "other classes of numbers": lambda x, n: n == fractions.Fraction(int(n)),
+    "bytes": lambda x, n: n.to_bytes(2, "big")[1] == n and hasattr(n, "numerator"),
     "an index": lambda x, n: hasattr(n, "__index__") and len(range(n)) == n,
     "rounded to tens": lambda x, n: round(10 * n + 4, -1) == 10 * n,
 }

@@ -127,6 +127,9 @@ ASKED_OF_SIZES = {
     "a rest": lambda x: x * (x.size(0) / 7 % 0.3),
     "an integer of an exact quotient": lambda x: x * int(x.size(0) / 10 // 0.1),
     "floats of integers": lambda x: x * (float(x.numel()) // (x.shape[-1] ** 2)),
+    "an ignored label": lambda x: F.cross_entropy(
+        x, torch.arange(x.size(0), device=x.device) % 6, ignore_index=x.size(0) % 6
+    )[None],
     "a rate": lambda x: F.dropout(x, 1 / x.size(0) - 1 / x.size(0)),
 }
 

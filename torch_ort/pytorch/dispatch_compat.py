@@ -589,16 +589,37 @@ def _pooled_size(theirs: Any, size: Any, divisor: int) -> Any:
 def sizes_seen_as_numbers() -> Iterator[None]:
     """Let the user's program see numbers in symbols: their texts, their classes, and rounded."""
     with ExitStack() as stack:
-        stack.enter_context(patches.TEXT_OF_SIZE.by(_text_of_size))
+        for text, kind in ((patches.TEXT_OF_SIZE, int), (patches.TEXT_OF_TRUTH, bool)):
+            stack.enter_context(text.by(functools.partial(_text_of_number, kind)))
+        for equality, is_equal in _EQUALITIES.items():
+            stack.enter_context(equality.by(functools.partial(_compared, is_equal)))
         stack.enter_context(patches.ROUNDED_INTEGER.by(_rounded))
         for attributes, kind in _CLASSES.items():
             stack.enter_context(attributes.by(functools.partial(_attribute, kind)))
         yield
 
 
-def _text_of_size(theirs: Any, size: torch.SymInt) -> str:
+def _text_of_number(kind: type, theirs: Any, number: Any) -> str:
     """Give the text of a number to the user's program, and of an expression to messages."""
-    return repr(int(size)) if _is_asked_by_program() else theirs(size)
+    return repr(kind(number)) if _is_asked_by_program() else theirs(number)
+
+
+_EQUALITIES = {
+    patches.EQUAL_INTEGER: True, patches.EQUAL_FLOAT: True,
+    patches.UNEQUAL_INTEGER: False, patches.UNEQUAL_FLOAT: False,
+}  # fmt: skip
+
+
+def _compared(is_equal: bool, theirs: Any, number: Any, other: Any) -> Any:
+    """Compare with numbers of classes that are derived from Python's, and with complex ones."""
+    if isinstance(other, complex):
+        if other.imag:
+            return not is_equal
+        other = other.real
+    for kind in (int, float):
+        if isinstance(other, kind) and type(other) not in (int, float, bool):
+            return theirs(number, kind(other))
+    return theirs(number, other)
 
 
 _CLASSES = {
@@ -608,7 +629,26 @@ _CLASSES = {
 
 def _attribute(kind: type, theirs: Any, number: Any, name: str) -> Any:
     """Let numbers that the user's program has be of Python's kinds of numbers."""
-    return kind if name == "__class__" and _is_asked_by_program() else theirs(number, name)
+    if name == "__class__" or name in _PARTS[kind]:
+        if not _is_asked_by_program():
+            return theirs(number, name)
+        if name == "__class__":
+            return kind
+        is_itself = name in _ITSELF and kind is not bool
+        return number if is_itself else getattr(kind(number), name)
+    return theirs(number, name)
+
+
+# What Python's numbers have, and PyTorch's symbols do not.
+_ITSELF = ("real", "numerator")
+_PARTS = {
+    kind: {
+        name
+        for name in dir(kind)
+        if not name.startswith("__") and not hasattr(symbol, name)
+    }
+    for kind, symbol in ((int, torch.SymInt), (float, torch.SymFloat), (bool, torch.SymBool))
+}  # fmt: skip
 
 
 def _is_asked_by_program() -> bool:

@@ -109,10 +109,18 @@ TEXT_OF_SIZE = Function(
     "torch:SymInt.__repr__",
     "The user's program may do anything with the text of a size, so it is the text of the number.",
 )
+TEXT_OF_TRUTH = Function("torch:SymBool.__repr__", "As above, of what compares sizes.")
+EQUAL_INTEGER = Function(
+    "torch:SymInt.__eq__",
+    "PyTorch finds no number equal to one of another class, as members of an enum.IntEnum are.",
+)
+UNEQUAL_INTEGER = Function("torch:SymInt.__ne__", "As above.")
+EQUAL_FLOAT = Function("torch:SymFloat.__eq__", "As above.")
+UNEQUAL_FLOAT = Function("torch:SymFloat.__ne__", "As above.")
 CLASS_OF_INTEGER = Function(
     "torch:SymInt.__getattribute__",
     "The user's program may ask what kind of object a size is, or a number of the call: by "
-    "isinstance, which asks the object for its class.",
+    "isinstance, which asks the object for its class, or for what such numbers have.",
 )
 CLASS_OF_FLOAT = Function("torch:SymFloat.__getattribute__", "As above.")
 CLASS_OF_TRUTH = Function("torch:SymBool.__getattribute__", "As above.")

@@ -108,17 +108,19 @@ bool expand_softmax_backward(Graph& graph, Node& node) {
 
 enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
-// Whether the loss takes rows of log-probabilities and one label for each, without weights.
-bool is_plain_nll(const Value* x, const Value* target, const Value* weight) {
-  return is_fusible_float(x) && ops::rank_of(*x) == 2 && weight == nullptr && target != nullptr &&
-         target->type.is_known() && target->type.dtype == DType::kInt64 &&
-         ops::rank_of(*target) == 1;
+// Whether the loss takes rows of log-probabilities and one label for each, without weights, and the
+// label that is ignored is no size of another tensor.
+bool is_plain_nll(const Value* x, const Value* target, const Value* weight,
+                  const ops::Arg& ignored_label) {
+  return is_fusible_float(x) && ops::rank_of(*x) == 2 && weight == nullptr &&
+         is_constant(ignored_label) && target != nullptr && target->type.is_known() &&
+         target->type.dtype == DType::kInt64 && ops::rank_of(*target) == 1;
 }
 
 bool expand_nll(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value *x = tensor(call.args.at(0)), *target = tensor(call.args.at(1));
-  if (!is_plain_nll(x, target, tensor(call.args.at(2)))) return false;
+  if (!is_plain_nll(x, target, tensor(call.args.at(2)), call.args.at(4))) return false;
   const int64_t reduction = integer(call.args.at(3));
   if (reduction == kNone) return false;
 
@@ -139,7 +141,10 @@ bool expand_nll_backward(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value *grad = tensor(call.args.at(0)), *x = tensor(call.args.at(1));
   Value *target = tensor(call.args.at(2)), *count = tensor(call.args.at(6));
-  if (!is_plain_nll(x, target, tensor(call.args.at(3))) || !is_fusible_float(grad)) return false;
+  if (!is_plain_nll(x, target, tensor(call.args.at(3)), call.args.at(5)) ||
+      !is_fusible_float(grad)) {
+    return false;
+  }
   const int64_t reduction = integer(call.args.at(4));
 
   Expander write(graph, node, *x);
