@@ -343,12 +343,11 @@ class Chooser {
   // gradient of the weight that would be, which the engine computes of many convolutions
   // (passes/winograd), on some processors of all (passes/convolution_weights).
   bool slows_down(const Node& node, const Value& weight) const {
+    const bool is_own = region::prefers_own_convolutions(&weight);
+    if (is_own && weight.type.dtype == DType::kFloat) return false;
     const std::optional<Convolution> found = find_convolution(node);
-    if (region::prefers_own_convolutions(&weight)) {
-      const bool is_depthwise = found && found->is_depthwise() && found->has_depthwise_dtype();
-      return weight.type.dtype != DType::kFloat && !is_depthwise;
-    }
-    return !found || !suits_winograd(graph_, *found);
+    if (!found) return true;
+    return is_own ? !found->suits_depthwise() : !suits_winograd(graph_, *found);
   }
 
   // Adds what the convolution gains or loses by channels last, as bytes that need no reorder.

@@ -55,7 +55,7 @@ bool can_compute(const Convolution& it, const KnownSizes& sizes) {
 }
 
 std::optional<Found> find_depthwise(const Convolution& it) {
-  if (it.is_transposed || !it.is_depthwise() || !it.has_depthwise_dtype()) return std::nullopt;
+  if (it.is_transposed || !it.suits_depthwise()) return std::nullopt;
   // With one channel in a group, weights lie by rows with channels last, too.
   if (it.dweight->type.strides && !ops::has_channels_last(it.dweight->type)) return std::nullopt;
   if (!region::has_kernel(it.x, "DepthwiseWeightGrad")) return std::nullopt;

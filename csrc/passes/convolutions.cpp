@@ -100,15 +100,14 @@ bool Convolution::moves() const {
   return is_transposed || !are_all(strides, 1) || !are_all(dilations, 1) || !(groups == Dim(1));
 }
 
-bool Convolution::is_depthwise() const {
+bool Convolution::suits_depthwise() const {
   const Shape& window = *weight->type.shape;
   const Dim& channels = (*x->type.shape)[1];
-  return !is_of_volumes() && groups == channels && window[0] == channels && window[1] == Dim(1);
-}
-
-bool Convolution::has_depthwise_dtype() const {
   const ir::DType dtype = x->type.dtype;
-  return dtype == ir::DType::kFloat || dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+  const bool has_dtype =
+      dtype == ir::DType::kFloat || dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+  return has_dtype && !is_of_volumes() && groups == channels && window[0] == channels &&
+         window[1] == Dim(1);
 }
 
 bool Convolution::pads_within_windows() const {

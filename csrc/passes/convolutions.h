@@ -21,10 +21,9 @@ struct Convolution {
 
   bool moves() const;  // whether it has strides, dilation or groups, or is transposed
   bool is_of_volumes() const { return pads.size() > 2; }
-  // Whether it convolves each channel of images by itself, into one channel.
-  bool is_depthwise() const;
-  // Whether the engine's kernels for those compute with its numbers.
-  bool has_depthwise_dtype() const;
+  // Whether it convolves each channel of images by itself, into one channel, and has a dtype that
+  // the engine's kernels for those compute with.
+  bool suits_depthwise() const;
   // Whether pads are at most what a window reaches over beside its first pixel; more is not worth a
   // case in the kernels.
   bool pads_within_windows() const;

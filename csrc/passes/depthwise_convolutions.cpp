@@ -21,7 +21,7 @@ constexpr int64_t kLeastChannels = 8;
 
 std::optional<ir::Attrs> attrs_of(const Convolution& it) {
   const ir::Dim& channels = (*it.x->type.shape)[1];
-  const bool suits = it.is_depthwise() && it.has_depthwise_dtype() && channels.is_constant() &&
+  const bool suits = it.suits_depthwise() && channels.is_constant() &&
                      channels.constant() >= kLeastChannels &&
                      region::prefers_own_convolutions(it.x);
   return suits ? std::optional(ir::Attrs()) : std::nullopt;
