@@ -167,8 +167,10 @@ class Fraction : public c10::SymNodeImpl {
     return combine(sizes_, DimOp::kMax, self(), other);
   }
   SymNode truediv(const SymNode& other) override { return divide(sizes_, self(), other); }
-  SymNode floordiv(const SymNode& other) override { return computed("floordiv", self(), other); }
-  SymNode mod(const SymNode& other) override { return computed("mod", self(), other); }
+  SymNode floordiv(const SymNode& other) override {
+    return combine(sizes_, DimOp::kFloorDiv, self(), other);
+  }
+  SymNode mod(const SymNode& other) override { return combine(sizes_, DimOp::kMod, self(), other); }
   SymNode eq(const SymNode& other) override { return compare(sizes_, DimOp::kEq, self(), other); }
   SymNode ne(const SymNode& other) override { return compare(sizes_, DimOp::kNe, self(), other); }
   SymNode lt(const SymNode& other) override { return compare(sizes_, DimOp::kLt, self(), other); }

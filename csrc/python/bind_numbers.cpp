@@ -16,6 +16,9 @@ using torch::impl::PythonSymNodeImpl;
 
 SymNode compute(const char* method, const SymNode& a, const SymNode& b);
 
+// The module of Python that has Numbers.
+py::module_ numbers() { return py::module_::import("torch_ort.rules.numbers"); }
+
 // A Number as the node of a SymFloat, SymInt or SymBool. PyTorch's own class for nodes that are
 // implemented in Python combines them with each other alone, and not with sizes.
 class NumberNode final : public PythonSymNodeImpl {
@@ -65,7 +68,7 @@ class NumberNode final : public PythonSymNodeImpl {
 };
 
 // An operand as what torch_ort/rules/numbers.py takes: a Number, or a constant of Python's.
-py::object operand(const py::module_& numbers, const SymNode& node) {
+py::object operand(const SymNode& node) {
   if (const auto* held = dynamic_cast<const PythonSymNodeImpl*>(node.get())) {
     return py::reinterpret_borrow<py::object>(held->getPyObj());
   }
@@ -74,22 +77,20 @@ py::object operand(const py::module_& numbers, const SymNode& node) {
   if (const std::optional<double> number = capture::known_float(node)) return py::float_(*number);
   // A float that is no constant is an integer of sizes.
   const bool is_float = node->is_float();
-  return numbers.attr("of_size")(c10::SymInt(is_float ? node->floor() : node), is_float);
+  return numbers().attr("of_size")(c10::SymInt(is_float ? node->floor() : node), is_float);
 }
 
 SymNode compute(const char* method, const SymNode& a, const SymNode& b) {
   const py::gil_scoped_acquire gil;
-  const py::module_ numbers = py::module_::import("torch_ort.rules.numbers");
   return c10::make_intrusive<NumberNode>(
-      numbers.attr("computed")(method, operand(numbers, a), operand(numbers, b)));
+      numbers().attr("computed")(method, operand(a), operand(b)));
 }
 
 // Makes the node of C++ for a Number of Python's, which a binding of PyTorch's got beside a node of
 // C++; nullptr for other objects.
 PyObject* node_of_number(PyObject* object, PyTypeObject* /*type*/) {
   const py::handle number(object);
-  const py::module_ numbers = py::module_::import("torch_ort.rules.numbers");
-  if (!py::isinstance(number, numbers.attr("Number"))) return nullptr;
+  if (!py::isinstance(number, numbers().attr("Number"))) return nullptr;
   SymNode node = c10::make_intrusive<NumberNode>(py::reinterpret_borrow<py::object>(number));
   return py::cast(std::move(node)).release().ptr();
 }

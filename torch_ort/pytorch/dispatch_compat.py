@@ -8,7 +8,6 @@ from __future__ import annotations
 import abc
 import functools
 import math
-import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -28,6 +27,7 @@ from torch_ort.pytorch.private import (
     enable_python_dispatcher,
     no_python_dispatcher,
 )
+from torch_ort.pytorch.size_compat import NodeOfSizes
 
 __all__ = [
     "RESIZING",
@@ -543,7 +543,7 @@ def shape_questions_answered() -> Iterator[None]:
 
 def _for_our_sizes(ours: Any, theirs: Any, asked: Any, *args: Any, **kwargs: Any) -> Any:
     node = getattr(asked, "node", asked)
-    if isinstance(node, torch._C._SymNode):
+    if isinstance(node, NodeOfSizes):
         return ours(asked)
     return theirs(asked, *args, **kwargs)
 
@@ -629,23 +629,20 @@ _CLASSES = {
 
 def _attribute(kind: type, theirs: Any, number: Any, name: str) -> Any:
     """Let numbers that the user's program has be of Python's kinds of numbers."""
-    if name == "__class__" or name in _PARTS[kind]:
-        if not _is_asked_by_program():
-            return theirs(number, name)
-        if name == "__class__":
-            return kind
-        is_itself = name in _ITSELF and kind is not bool
-        return number if is_itself else getattr(kind(number), name)
-    return theirs(number, name)
+    if name not in _PARTS[kind] or not _is_asked_by_program():
+        return theirs(number, name)
+    if name == "__class__":
+        return kind
+    is_itself = name in _ITSELF and kind is not bool
+    return number if is_itself else getattr(kind(number), name)
 
 
-# What Python's numbers have, and PyTorch's symbols do not.
+# What Python's numbers have, and PyTorch's symbols do not; and their classes.
 _ITSELF = ("real", "numerator")
 _PARTS = {
     kind: {
-        name
-        for name in dir(kind)
-        if not name.startswith("__") and not hasattr(symbol, name)
+        "__class__",
+        *(n for n in dir(kind) if not n.startswith("__") and not hasattr(symbol, n)),
     }
     for kind, symbol in ((int, torch.SymInt), (float, torch.SymFloat), (bool, torch.SymBool))
 }  # fmt: skip
@@ -685,16 +682,13 @@ def _floats_divided(number: Any, other: Any, over: Any, under: Any) -> torch.Sym
     """Give a rounded quotient, of which at least one is a float; None for other divisions."""
     is_float = any(isinstance(each, float | torch.SymFloat) for each in (number, other))
     is_number = isinstance(other, int | float | torch.SymInt | torch.SymFloat)
-    if not (is_float and is_number):
-        return None
-    operands = [getattr(each, "node", each) for each in (over, under)]
-    if hasattr(number.node, "made"):
-        return torch.SymFloat(number.node.made(operator.floordiv, *operands))
-    if not isinstance(number.node, torch._C._SymNode):
+    node = number.node
+    is_ours = isinstance(node, NodeOfSizes) or hasattr(node, "made")
+    if not (is_float and is_number and is_ours):
         return None
     a, b = (
-        number.node.wrap_float(float(each)) if isinstance(each, int | float) else each
-        for each in operands
+        node.wrap_float(float(each)) if isinstance(each, int | float) else each.node
+        for each in (over, under)
     )
     return torch.SymFloat(a.floordiv(b))
 
