@@ -203,12 +203,19 @@ void collect_symbols(const Type& type, Symbols& symbols) {
 Symbols symbols_of(const Graph& graph) {
   Symbols symbols(graph.symbol_inputs.begin(), graph.symbol_inputs.end());
   for (const ir::Value& value : graph.values) collect_symbols(value.type, symbols);
-  for (const Node& node : graph.nodes) {
-    for (const auto& [name, attr] : node.attrs) {
-      if (auto* dim = std::get_if<Dim>(&attr)) collect(*dim, symbols);
-      if (auto* shape = std::get_if<ir::Shape>(&attr)) collect(*shape, symbols);
-    }
-    for (const auto& body : ir::bodies(node)) symbols.merge(symbols_of(*body));
+  for (const Node& node : graph.nodes) symbols.merge(symbols_of(node));
+  return symbols;
+}
+
+Symbols symbols_of(const Node& node) {
+  Symbols symbols;
+  for (const auto& [name, attr] : node.attrs) {
+    if (auto* dim = std::get_if<Dim>(&attr)) collect(*dim, symbols);
+    if (auto* shape = std::get_if<ir::Shape>(&attr)) collect(*shape, symbols);
+  }
+  for (const auto& body : ir::bodies(node)) symbols.merge(symbols_of(*body));
+  for (const ir::Value* output : node.outputs) {
+    if (output != nullptr) collect_symbols(output->type, symbols);
   }
   return symbols;
 }

@@ -25,6 +25,8 @@ void check_bodies(const ir::Node& node);
 
 // All symbols that occur in a graph and in its bodies.
 std::unordered_set<std::string> symbols_of(const ir::Graph& graph);
+// Those in the attributes of a node, in its bodies, and in the types of its results.
+std::unordered_set<std::string> symbols_of(const ir::Node& node);
 void collect_symbols(const ir::Type& type, std::unordered_set<std::string>& symbols);
 
 // The type that a value has whichever of two branches made it. `name` is the value's name. A dim in

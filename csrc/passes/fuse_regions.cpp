@@ -20,6 +20,7 @@
 #include "ops/shapes.h"
 #include "ops/writer.h"
 #include "passes/context.h"
+#include "passes/data_sizes.h"
 #include "passes/halves.h"
 #include "passes/known_sizes.h"
 #include "passes/memory.h"
@@ -50,7 +51,7 @@ using region::Space;
 struct Order {
   std::vector<Node*> nodes;
   std::unordered_map<const Node*, int> positions;
-  std::vector<Arc> arcs;  // between positions: readers of results, and side effects
+  std::vector<Arc> arcs;  // between positions: readers of results and sizes, and side effects
   int border = 0;         // position of the YieldOp, or the end if there is none
 
   explicit Order(Graph& graph, const SharedMemory& memory) {
@@ -61,12 +62,14 @@ struct Order {
     }
     border = static_cast<int>(nodes.size());
     const auto captured = captured_values(graph);
+    const DataSizes sizes(graph);
     int last_effect = -1;
     std::unordered_map<const Value*, std::vector<int>> readers;  // by root of written memory
     std::unordered_map<const Value*, int> last_writer;
     for (int at = 0; at < static_cast<int>(nodes.size()); ++at) {
       const Node& node = *nodes[at];
       add_readers(at);
+      for (const Node* giver : sizes.givers_for(node)) arcs.push_back({position(giver), at});
       if (is_border(&node)) border = at;
       const bool is_effect = !ops::is_pure(node);
       if (is_effect) {

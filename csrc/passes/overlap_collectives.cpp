@@ -17,12 +17,12 @@
 #include "ops/op.h"
 #include "passes/border/costs.h"
 #include "passes/context.h"
+#include "passes/data_sizes.h"
 #include "passes/halves.h"
 #include "passes/memory.h"
 
 #include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace torch_ort::passes {
 
@@ -35,20 +35,6 @@ using ir::Value;
 constexpr int kMostRounds = 16;
 // How many nodes are looked at on each side.
 constexpr int kWindow = 500;
-
-// Whether a result has a symbol in its sizes that no input binds.
-bool has_sizes_of_data(const Graph& graph) {
-  std::unordered_set<std::string> known(graph.symbol_inputs.begin(), graph.symbol_inputs.end());
-  for (const auto* values : {&graph.inputs, &graph.initializers}) {
-    for (const Value* value : *values) ops::collect_symbols(value->type, known);
-  }
-  return std::any_of(graph.values.begin(), graph.values.end(), [&](const Value& value) {
-    std::unordered_set<std::string> symbols;
-    ops::collect_symbols(value.type, symbols);
-    return std::any_of(symbols.begin(), symbols.end(),
-                       [&](const std::string& symbol) { return !known.contains(symbol); });
-  });
-}
 
 class Overlap {
  public:
@@ -286,7 +272,7 @@ class Overlap {
 
 int overlap_collectives(Graph& graph, PassContext& context) {
   // A size that data tells is known after the node that binds it, of which its readers say nothing.
-  if (!ops::has_collectives(graph) || has_sizes_of_data(graph)) return 0;
+  if (!ops::has_collectives(graph) || DataSizes(graph).are_there()) return 0;
   return Overlap(graph, context.communication).run(context);
 }
 

@@ -186,6 +186,72 @@ def test_two_calls_alive_at_once_have_sizes_of_their_own(road):
     torch.testing.assert_close(model.linear.weight.grad, eager.linear.weight.grad)
 
 
+def as_long_as_values(h, mask, fill, x):
+    values = (x * 3).unique()
+    return F.cosine_similarity(values, x.mean((-1, 0), keepdim=True)[0], 0), (x * 3).isclose(x)
+
+
+def beside_an_unread_selection(h, mask, fill, x):
+    y = x.clamp(max=x)
+    y[y > 0].reshape(1, -1)
+    return y.exp()
+
+
+def by_the_number_of_selected(h, mask, fill, x):
+    y = x * 3
+    ones = fill.new_ones(()).expand(y[mask].shape[0])
+    return y.exp() / (ones.sum() + 1)
+
+
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.parametrize(
+    "function", [as_long_as_values, beside_an_unread_selection, by_the_number_of_selected]
+)
+def test_what_has_a_size_of_data_runs_after_what_gives_it(function, road):
+    """It reads nothing of that, so that only the size keeps it behind."""
+    model = Model(function)
+    call = ROADS[road](model)
+    for share in SHARES:
+        x, mask = torch.randn(4, 5, 8), torch.rand(4, 5) < share
+        for mode in (torch.enable_grad, torch.no_grad):
+            with mode():
+                torch.testing.assert_close(call(x, mask), model(x, mask))
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
+class DividedBySelected(torch.autograd.Function):
+    """Backward divides by the number of positive elements."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        ones = x.new_ones(()).expand(x[x > 0].shape[0])
+        return gradient / (ones.sum() + 1)
+
+
+def deep_and_divided(h, fill):
+    """Give a loss whose backward has something to recompute."""
+    for _ in range(4):
+        h = F.softplus(h @ h.mT @ h * fill).sin()
+    return DividedBySelected.apply(h.tanh()).sum()
+
+
+@pytest.mark.hands_over("Dynamo keeps the function as an operator that takes graphs")
+@pytest.mark.parametrize("road", ROADS)
+def test_sizes_of_data_are_given_in_time_in_a_backward_within_a_budget(road, monkeypatch):
+    monkeypatch.setenv("TORCH_ORT_MEMORY_BUDGET", "0.9")
+    model = Model(lambda h, mask, fill, x: deep_and_divided(h, fill))
+    eager = copy.deepcopy(model)
+    call = ROADS[road](model)
+    torch.testing.assert_close(steps(model, call), steps(eager, eager), rtol=1e-4, atol=1e-5)
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 # What asks whether anything was selected, or how much, in forms that Dynamo takes in several ways.
 ASKING = {
     "numel": lambda h, y: y.sum() if y.numel() else h.mean(),

@@ -17,6 +17,7 @@
 #include "passes/border/mover.h"
 #include "passes/border/plan.h"
 #include "passes/context.h"
+#include "passes/data_sizes.h"
 #include "passes/halves.h"
 #include "passes/memory.h"
 #include "passes/unread.h"
@@ -40,6 +41,7 @@ class Sinker {
  public:
   explicit Sinker(Graph& graph) : graph_(graph) {
     const SharedMemory memory(graph);
+    const DataSizes sizes(graph);
     // Those that depend on the gradients that enter at the border.
     std::unordered_set<const Value*> gradients;
     bool is_backward = false;
@@ -49,7 +51,8 @@ class Sinker {
           std::any_of(node.inputs.begin(), node.inputs.end(),
                       [&](const Value* input) { return gradients.contains(input); });
       (is_backward ? nodes_ : order_).push_back(&node);
-      if (is_backward && (ops::is_view(node) || !reads_gradients) && may_wait(node, memory)) {
+      const bool may_move = may_wait(node, memory) && !sizes.is_giver(node);
+      if (is_backward && (ops::is_view(node) || !reads_gradients) && may_move) {
         waiting_.insert(&node);
       }
       if (is_border(&node) || reads_gradients) {

@@ -3,6 +3,7 @@
 #include "ops/op.h"
 #include "ops/shapes.h"
 #include "passes/arguments.h"
+#include "passes/data_sizes.h"
 #include "passes/halves.h"
 #include "passes/rows/transfer.h"
 
@@ -66,18 +67,21 @@ void Analysis::run() {
 // Finds the nodes that the conditions depend on. They must come before all nodes that get a list.
 // False if they cannot.
 bool Analysis::find_early() {
-  std::vector<const Value*> open;
+  const DataSizes sizes(graph_);
+  std::vector<const Node*> open;
   for (const Atom& each : atoms_) {
-    if (each.source != nullptr) open.push_back(each.source);
+    if (each.source != nullptr) open.push_back(each.source->producer);
   }
   while (!open.empty()) {
-    const Node* node = open.back()->producer;
+    const Node* node = open.back();
     open.pop_back();
     if (node == nullptr || !early_.insert(node).second) continue;
     if (!ops::is_pure(*node) || is_backward(*node)) return false;
     for (const Value* input : node->inputs) {
-      if (input != nullptr) open.push_back(input);
+      if (input != nullptr) open.push_back(input->producer);
     }
+    const std::vector<const Node*> givers = sizes.givers_for(*node);
+    open.insert(open.end(), givers.begin(), givers.end());
   }
   return true;
 }
