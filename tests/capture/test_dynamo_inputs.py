@@ -194,6 +194,24 @@ def test_a_size_that_leaves_the_graph():
     assert (counters["graphs_captured"], counters["graphs_recorded"]) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * (1.0 / torch.cat([x[:1], x]).shape[0]) ** 0.5,  # Dynamo adds by sym_sum
+        lambda x: x / torch.sym_sum([x.shape[0], 1, x.shape[1]]) ** 0.5,
+        lambda x: x * torch.sym_sum([1 / x.shape[0], 0.5]),
+    ],
+    ids=["one more", "three terms", "floats"],
+)
+def test_a_float_of_a_sum_of_sizes(function):
+    compiled = torch.compile(function, backend="ort", fullgraph=True, dynamic=True)
+    for n in (3, 5, 8):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(compiled(x), function(x))
+    counters = torch_ort.counters()
+    assert (counters["graphs_captured"], counters["graphs_recorded"]) == (1, 1)
+
+
 def test_a_reset_lets_go_of_symbols():
     def alive():
         gc.collect()

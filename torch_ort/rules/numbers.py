@@ -12,6 +12,7 @@ call.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 import struct
@@ -284,6 +285,10 @@ class Number:
     def round(self, digits: int | None = None) -> Number:
         """Compute on symbols."""
         return self.made(round, self) if digits is None else self.made(round, self, digits)
+
+    def sym_sum(self, terms: Sequence[Any]) -> Number:
+        """Compute on symbols."""
+        return functools.reduce(lambda a, b: self.made(operator.add, a, b), terms)
 
     def made(self, function: Callable[..., Value], *operands: Any) -> Number:
         """Compute on symbols.
