@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -441,7 +443,56 @@ def by_numpy(module):
     return float(np.random.rand())
 
 
+class Drawing(threading.Thread):
+    """Draws numbers of Python and of numpy whenever it is asked to, as threads that load data."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.numbers: list[float] = []
+        self._asked, self._done, self._ends = threading.Event(), threading.Event(), False
+
+    def run(self) -> None:
+        while self._asked.wait() and not self._ends:
+            self._asked.clear()
+            self.numbers += [random.random(), float(np.random.rand())]
+            self._done.set()
+
+    def draw(self) -> None:
+        self._asked.set()
+        self._done.wait()
+        self._done.clear()
+
+    def end(self) -> None:
+        self._ends = True
+        self._asked.set()
+        self.join()
+
+
+@pytest.fixture
+def drawing_thread() -> Iterator[Drawing]:
+    thread = Drawing()
+    thread.start()
+    yield thread
+    thread.end()
+
+
+def test_numbers_that_other_threads_draw_during_a_capture_stay_drawn(drawing_thread):
+    def forward(self, x):
+        drawing_thread.draw()
+        return self.inner(x)
+
+    ours = ORTModule(module_with(forward, inner=mlp()))
+    x = rows()
+    for _ in range(2):
+        torch.testing.assert_close(ours(x), ours.module.inner(x))
+    numbers = drawing_thread.numbers
+    assert len({*numbers}) == len(numbers) > 0
+    assert torch_ort.counters()["forward_runs"] == 2
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 @pytest.mark.hands_over("nothing can capture the model")
+@pytest.mark.parametrize("lives", [False, True], ids=["alone", "beside a thread"])
 @pytest.mark.parametrize(
     ("what", "words"),
     [
@@ -451,7 +502,9 @@ def by_numpy(module):
         (by_numpy, r"forward draws from numpy\.random, whose numbers"),
     ],
 )
-def test_what_forward_changes_falls_back_by_name(what, words, monkeypatch):
+def test_what_forward_changes_falls_back_by_name(what, words, lives, monkeypatch, request):
+    if lives:
+        request.getfixturevalue("drawing_thread")
     with pytest.raises(ORTModuleONNXModelException, match=words):
         ORTModule(Impossible(what))(rows())
     monkeypatch.setenv("TORCH_ORT_STRICT", "0")

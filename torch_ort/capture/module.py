@@ -38,6 +38,7 @@ from torch_ort.guards.hooks import (
     tensor_hooks_refused,
 )
 from torch_ort.guards.number_places import NumberPlace, is_number
+from torch_ort.guards.python_draws import DrawsUnclear, watched_draws
 from torch_ort.guards.watch import Reads, Watch, all_reads, recorded_reads, unchanged_attributes
 from torch_ort.pytorch.dispatch_compat import outside_inference_mode
 from torch_ort.pytorch.dynamo_compat import is_refused_by_dynamo, passes_through
@@ -74,11 +75,19 @@ def capture_module(
     """
     check_kind(module, is_inside)
     call = _Call(module, run or module, args, kwargs, numbers, places, functions or Policy())
+    try:
+        return _record_or_trace(call, state, are_fixed)
+    except DrawsUnclear as unclear:
+        with watched_draws(unclear):
+            return _record_or_trace(call, state, are_fixed)
+
+
+def _record_or_trace(call: _Call, state: GraphState, are_fixed: bool) -> ModuleCapture:
     given = RecordedInputs(are_fixed)
     capture = record_or_hand_over(lambda: _capture(call, state, given, recorded_reads), state)
     if capture is not None:
         return capture
-    if places:  # a tensor in place of an attribute would take other branches than a number
+    if call.places:  # a tensor in place of an attribute would take other branches than a number
         raise NoCapture("numbers of attributes are constants where the recorder cannot capture")
     try:
         return _capture(call, state, FakeInputs(are_fixed), recorded_reads)

@@ -19,9 +19,10 @@ from torch_ort.core.dtypes import dtype_number
 from torch_ort.functions.arguments import full_name
 from torch_ort.functions.dtypes import torch_dtype
 from torch_ort.guards.outside_reads import not_watched
+from torch_ort.guards.python_draws import PythonGenerators
 from torch_ort.pytorch import autograd_compat, size_compat, trace_compat
 from torch_ort.pytorch.dispatch_compat import Leaf
-from torch_ort.pytorch.generators import PythonGenerators, TorchGenerators
+from torch_ort.pytorch.generators import TorchGenerators
 from torch_ort.rules.answers import form_of, rehearsal
 from torch_ort.rules.forms import Spec, in_order, numel, rows, spec_of
 

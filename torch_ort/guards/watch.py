@@ -27,10 +27,10 @@ from torch_ort.guards.outside_reads import (
     snapshot,
     watched_outside,
 )
+from torch_ort.guards.python_draws import PythonDraws
 from torch_ort.guards.scripts import guard_row, is_script, script_object
 from torch_ort.guards.structure import fields_of
 from torch_ort.pytorch import patches
-from torch_ort.pytorch.generators import PythonGenerators
 from torch_ort.pytorch.module_compat import GLOBAL_HOOKS, is_cache
 
 # Registries of a module. Their entries are compared, because sub-modules and hooks may be added and
@@ -344,16 +344,18 @@ _MISSING = object()
 
 @contextmanager
 def unchanged_attributes(module: torch.nn.Module) -> Iterator[Watch]:
-    """Put back what forward assigned to attributes; raise NoCapture if it assigned anything."""
+    """Put back what forward assigned to attributes, and Python's generators if it drew from them.
+
+    Raises NoCapture if it did one of both, DrawsUnclear if another thread may have drawn.
+    """
     watch = Watch(module)
-    generators = PythonGenerators()
+    draws = PythonDraws()
     changed: list[str] = []
     try:
         yield watch
     finally:
         changed = watch.undo()
-        drawn = generators.drawn_from()
-        generators.restore()
+        drawn = draws.end()
     if changed:
         raise NoCapture(f"forward assigns {', '.join(changed)}, which a captured graph cannot do")
     if drawn:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -40,32 +38,6 @@ class TorchGenerators:
             yield
         finally:
             now.restore()
-
-
-class PythonGenerators:
-    """The states of Python's and numpy's global generators, as they were when this was made."""
-
-    def __init__(self) -> None:
-        numpy = sys.modules.get("numpy")
-        self._python = random.getstate()
-        self._numpy = numpy.random.get_state() if numpy else None
-
-    def restore(self) -> None:
-        """Put the states back."""
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
-
-    def drawn_from(self) -> str:
-        """Name a generator that was drawn from since; empty if none was."""
-        if random.getstate() != self._python:
-            return "Python's random"
-        if self._numpy is None:
-            return ""
-        _, keys, position, *_ = sys.modules["numpy"].random.get_state()
-        if position != self._numpy[2] or (keys != self._numpy[1]).any():
-            return "numpy.random"
-        return ""
 
 
 class Seeding:
