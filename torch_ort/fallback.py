@@ -27,7 +27,7 @@ from torch_ort._C import DeviceError, Error, InternalError, Unsupported, UserErr
 from torch_ort.core import counting
 from torch_ort.core.scopes import listening
 from torch_ort.core.user_code import Line, blamed, calling_line, warn_at
-from torch_ort.pytorch import dynamo_compat
+from torch_ort.pytorch import autograd_compat, dynamo_compat
 from torch_ort.pytorch.generators import TorchGenerators
 
 FORWARD_MODE = "forward-mode AD: an input has a tangent, which a captured graph would lose"
@@ -104,7 +104,8 @@ def within_boundary(
 
     Undone are draws from PyTorch's random generators and writes into tensors of the caller, which
     the engine lists in `state.written` while it runs. `stage_name` is the stage of errors that name
-    none. Raises errors that are not failures of the engine: see `failure_of`.
+    none. Raises errors that are not failures of the engine (see `failure_of`), and that by which a
+    checkpoint ends its recomputation as soon as it has what it needs.
     """
     random = TorchGenerators()
     if state is not None:
@@ -114,6 +115,8 @@ def within_boundary(
     except DeviceError:
         raise  # nothing can be restored on a device that is lost
     except Exception as error:
+        if autograd_compat.ends_recomputation(error):
+            raise
         random.restore()
         if state is not None:
             put_back(state.written)

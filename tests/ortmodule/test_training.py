@@ -144,6 +144,22 @@ def test_checkpointed_parts(compare, use_reentrant, is_asked):
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("rows", [3, 0])
+def test_calls_with_zeros_in_a_checkpoint_around(rows, monkeypatch):
+    """The checkpoint ends its second run by an exception, which is no failure of a first run."""
+    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+    eager, ours = pair(module_with(lambda self, x, k: self.inner(x) * (k + 1), inner=mlp()))
+    x = torch.randn(rows, 8)
+    for _ in range(3):
+        for model in (eager, ours):
+            model.zero_grad()
+            y = torch.utils.checkpoint.checkpoint(model, x, 0, use_reentrant=False)
+            y.square().sum().backward()
+        assert_same_gradients(eager, ours)
+    assert torch_ort.counters()["forward_runs"] == 6
+    assert torch_ort.counters()["fallbacks"] == 0
+
+
 # Tensors that hang elsewhere in the module.
 
 

@@ -434,6 +434,21 @@ class TestTensors:
         torch.utils.checkpoint.checkpoint(look, x, use_reentrant=False).sum().backward()
         assert seen == [False, True, True]
 
+    def test_the_end_of_a_recomputation(self):
+        ended = []
+
+        def look(x):
+            try:
+                return x.sin()
+            except Exception as error:
+                ended.append(autograd_compat.ends_recomputation(error))
+                raise
+
+        x = torch.ones(2, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(look, x, use_reentrant=False).sum().backward()
+        assert ended == [True]
+        assert not autograd_compat.ends_recomputation(RuntimeError())
+
 
 class TestOperators:
     def test_a_schema_tells_all_that_is_asked_of_it(self):

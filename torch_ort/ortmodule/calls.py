@@ -8,7 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,8 +71,9 @@ class _Captured:
     capture: ModuleCapture
     state: GraphState
     floats: dict[str, float]  # floats that are constants of the graph, by the argument's name
-    is_proven: bool = False  # has run once
-    takes_empty: bool = False  # has run once with a size of 0
+    # Whether it has run with a size or an integer of 0, and without; some kernels treat tensors
+    # without elements specially.
+    has_run: set[bool] = field(default_factory=set)
 
 
 class Calls:
@@ -228,17 +229,17 @@ class Calls:
         capture = captured.capture
         if captured.state.failed:  # its backward has failed, of which a warning has been given
             return self._after_failed_backward(captured, args, kwargs)
-        is_empty = 0 in capture.integers_of(flat)
-        if captured.is_proven and (captured.takes_empty or not is_empty):
+        has_zero = 0 in capture.integers_of(flat)
+        if has_zero in captured.has_run:
             try:
                 return capture.call(flat, args, kwargs)
             except Exception as error:
                 failure = fallback.failure_of_later_run(error, captured.state.is_repeatable)
             return self._run_in_pytorch(failure, args, kwargs)
-        return self._run_first(captured, flat, is_empty, args, kwargs)
+        return self._run_first(captured, flat, has_zero, args, kwargs)
 
     def _run_first(
-        self, captured: _Captured, flat: list[Any], is_empty: bool, args: tuple, kwargs: dict
+        self, captured: _Captured, flat: list[Any], has_zero: bool, args: tuple, kwargs: dict
     ) -> Any:
         """Run a graph that may fail; if it does, its writes and random draws are undone."""
         result = fallback.within_boundary(
@@ -248,21 +249,21 @@ class Calls:
             captured.state,
         )
         if isinstance(result, fallback.Failure):
-            return self._run_otherwise(captured, result, args, kwargs)
-        captured.takes_empty = captured.takes_empty or is_empty
-        captured.is_proven = captured.is_proven or not is_empty
+            return self._run_otherwise(captured, result, has_zero, args, kwargs)
+        captured.has_run.add(has_zero)
         captured.state.note_first_run()
         return result
 
     def _run_otherwise(
-        self, captured: _Captured, failure: fallback.Failure, args: tuple, kwargs: dict
-    ) -> Any:
+        self, captured: _Captured, failure: fallback.Failure, has_zero: bool, args: tuple,
+        kwargs: dict,
+    ) -> Any:  # fmt: skip
         """Run a call after the first run of its graph has failed."""
         capture, error = captured.capture, failure.error
         if captured.state.communicates:  # other ranks take part in this run alone
             raise error
-        if captured.is_proven and isinstance(error, RuntimeError | IndexError):
-            # Some kernels treat sizes of 0 specially, so these get a graph of their own.
+        if has_zero and captured.has_run and isinstance(error, RuntimeError | IndexError):
+            # Calls without elements get a graph of their own.
             capture.refuse_empty()
             return self(args, kwargs)
         self._captured.remove(captured)

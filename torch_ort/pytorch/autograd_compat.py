@@ -68,6 +68,11 @@ def saved_tensor_hooks_active() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def ends_recomputation(error: BaseException) -> bool:
+    """Tell whether an exception is that by which a checkpoint leaves the function it runs again."""
+    return isinstance(error, torch.utils.checkpoint._StopRecomputationError)
+
+
 def functions_replaced(
     replace: Callable[[type, tuple, Callable], Any],
 ) -> AbstractContextManager[None]:

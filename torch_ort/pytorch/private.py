@@ -74,7 +74,10 @@ NAMES = {
         _global_backward_hooks _global_backward_pre_hooks _global_forward_hooks
         _global_forward_pre_hooks
         """,
-    "torch.utils": "_pytree.tree_leaves _pytree.tree_map _pytree.tree_map_only",
+    "torch.utils": """
+        _pytree.tree_leaves _pytree.tree_map _pytree.tree_map_only
+        checkpoint._StopRecomputationError
+        """,
     "torch.utils._python_dispatch": "TorchDispatchMode _disable_current_modes",
     "torch.utils._sympy": """
         functions.CeilToInt functions.CleanDiv functions.FloorDiv functions.FloorToInt functions.Max
