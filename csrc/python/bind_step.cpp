@@ -54,8 +54,8 @@ py::object& differentiable_gradients() {
   return *function;
 }
 
-// The function that computes gradients in another autocast state: `function(key of the step, inputs
-// of the call, token, tangents)`.
+// The function that computes gradients in another autocast state, or of batched tangents:
+// `function(key of the step, inputs of the call, token, tangents, are_batched)`.
 py::object& other_backward() {
   static py::object* function = new py::object;
   return *function;
@@ -82,8 +82,8 @@ Tensors call_differentiable_gradients(const run::KnownCall& call,
 
 Tensors call_other_backward(const run::KnownCall& call) {
   const py::gil_scoped_acquire gil;
-  return from_python(
-      other_backward()(call.key, take_inputs(call), call.token, to_python(call.tangents)));
+  return from_python(other_backward()(call.key, take_inputs(call), call.token,
+                                      to_python(call.tangents), call.are_batched));
 }
 
 std::vector<run::AutocastState> states_from(
@@ -114,7 +114,7 @@ class FlatStep {
  public:
   FlatStep(const std::shared_ptr<Session>& session, std::vector<int> tensor_inputs,
            std::vector<int> symbol_inputs, std::vector<int> with_gradient,
-           std::vector<int> differentiable, std::vector<Order> orders,
+           std::vector<int> differentiable, std::vector<int> rewritten, std::vector<Order> orders,
            std::vector<std::vector<int64_t>> origins, int64_t key, bool always_early,
            const std::vector<std::tuple<int, int64_t, at::ScalarType>>& lazy,
            const std::vector<std::vector<std::pair<std::string, at::ScalarType>>>& states)
@@ -130,7 +130,8 @@ class FlatStep {
         num_outputs_(session->num_outputs()),
         tensor_inputs_(std::move(tensor_inputs)),
         symbol_inputs_(std::move(symbol_inputs)),
-        with_gradient_(std::move(with_gradient)) {}
+        with_gradient_(std::move(with_gradient)),
+        rewritten_(std::move(rewritten)) {}
 
   // `function(token, saved, tangents)`
   void watch_first_backward(py::object function) {
@@ -155,7 +156,7 @@ class FlatStep {
         const py::gil_scoped_release release;
         results = step_.run(inputs, symbols, with_gradient, packs);
       }
-      run::keep_beside(results[num_outputs_], std::make_shared<CallInputs>(flat));
+      run::keep_beside(results[num_outputs_], std::make_shared<CallInputs>(flat, rewritten_));
       return to_python(results);
     });
   }
@@ -188,7 +189,7 @@ class FlatStep {
   RecordedStep step_;
   size_t num_outputs_;
   // Positions among the flat inputs.
-  std::vector<int> tensor_inputs_, symbol_inputs_, with_gradient_;
+  std::vector<int> tensor_inputs_, symbol_inputs_, with_gradient_, rewritten_;
 };
 
 }  // namespace
@@ -199,13 +200,13 @@ void bind_step(py::module_& module) {
   run::as_python_error = &as_python_error;
   py::class_<FlatStep>(module, "RecordedStep")
       .def(py::init<const std::shared_ptr<Session>&, std::vector<int>, std::vector<int>,
-                    std::vector<int>, std::vector<int>, std::vector<Order>,
+                    std::vector<int>, std::vector<int>, std::vector<int>, std::vector<Order>,
                     std::vector<std::vector<int64_t>>, int64_t, bool,
                     const std::vector<std::tuple<int, int64_t, at::ScalarType>>&,
                     const std::vector<std::vector<std::pair<std::string, at::ScalarType>>>&>(),
            py::arg("session"), py::arg("tensor_inputs"), py::arg("symbol_inputs"),
-           py::arg("with_gradient"), py::arg("differentiable"), py::arg("orders"),
-           py::arg("origins"), py::arg("key"), py::arg("always_early") = false,
+           py::arg("with_gradient"), py::arg("differentiable"), py::arg("rewritten"),
+           py::arg("orders"), py::arg("origins"), py::arg("key"), py::arg("always_early") = false,
            py::arg("lazy") = std::vector<std::tuple<int, int64_t, at::ScalarType>>(),
            py::arg("states") = std::vector<std::vector<std::pair<std::string, at::ScalarType>>>{{}})
       .def("watch_first_backward", &FlatStep::watch_first_backward)
@@ -221,9 +222,15 @@ void bind_step(py::module_& module) {
       "inputs of a call (None if they are gone), its tangents, and what computes the gradients.");
   module.def(
       "set_other_backward", [](py::object function) { other_backward() = std::move(function); },
-      "Set what computes gradients in an autocast state for which a step was not recorded: a "
-      "function of its key, the flat inputs of a call (None if they are gone), its token, and its "
-      "tangents.");
+      "Set what computes gradients of batched tangents, or in an autocast state for which a step "
+      "was not recorded: a function of its key, the flat inputs of a call (None if they are gone), "
+      "its token, its tangents, and whether they are batched.");
+  module.def(
+      "are_batched",
+      [](const py::iterable& gradients) {
+        return run::are_batched(from_python(py::list(gradients)));
+      },
+      "Tell whether one of the gradients stands for a batch in a transform.");
 }
 
 }  // namespace torch_ort::python

@@ -2,8 +2,6 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <optional>
-
 namespace py = pybind11;
 
 namespace torch_ort::python {
@@ -32,34 +30,37 @@ py::object to_python(const c10::IValue& value) {
 
 }  // namespace
 
-CallInputs::CallInputs(const py::tuple& flat) {
+CallInputs::CallInputs(const py::tuple& flat, const std::vector<int>& rewritten) {
   inputs_.reserve(flat.size());
   for (py::handle item : flat) {
     if (THPVariable_Check(item.ptr())) {
       const at::Tensor& tensor = THPVariable_Unpack(item.ptr());
       if (tensor.dim() == 0 && !tensor.requires_grad()) held_.push_back(tensor);
-      inputs_.push_back({c10::WeakIValue(tensor), version_of(tensor)});
+      inputs_.push_back({c10::WeakIValue(tensor), true, version_of(tensor)});
     } else if (const auto value = plain_value(item)) {
       inputs_.push_back({c10::WeakIValue(*value)});
     } else {
       is_complete_ = false;
     }
   }
+  if (!is_complete_) return;
+  for (const int position : rewritten) inputs_.at(position).version.reset();
 }
 
 py::object CallInputs::take(const std::unordered_map<size_t, at::Tensor>& saved) const {
   if (!is_complete_) return py::none();
   py::tuple flat(inputs_.size());
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    const c10::IValue value = inputs_[i].value.lock();
-    if (inputs_[i].version < 0) {
+    const auto& [held, is_tensor, version] = inputs_[i];
+    const c10::IValue value = held.lock();
+    if (!is_tensor) {
       flat[i] = to_python(value);
       continue;
     }
     const auto found = saved.find(i);
     if (!value.isTensor() && found == saved.end()) return py::none();
     const at::Tensor tensor = value.isTensor() ? value.toTensor() : found->second;
-    if (value.isTensor() && version_of(tensor) != inputs_[i].version) return py::none();
+    if (value.isTensor() && version && version_of(tensor) != *version) return py::none();
     flat[i] = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
   }
   return flat;

@@ -8,6 +8,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -17,7 +18,9 @@ namespace torch_ort::python {
 // nobody asks for. 0-d tensors, which may have been made for the call, are held.
 class CallInputs : public run::Companion {
  public:
-  explicit CallInputs(const pybind11::tuple& flat);
+  // `rewritten`: positions of tensors that may be written into, since nothing depends on what they
+  // hold.
+  CallInputs(const pybind11::tuple& flat, const std::vector<int>& rewritten);
 
   // The inputs as they were passed, or None if one has been freed or written into since. `saved`
   // has, by position, those that autograd saved.
@@ -26,7 +29,8 @@ class CallInputs : public run::Companion {
  private:
   struct Input {
     c10::WeakIValue value;
-    int64_t version = -1;  // for a tensor
+    bool is_tensor = false;
+    std::optional<int64_t> version;  // of a tensor that must not be written into
   };
 
   bool is_complete_ = true;  // all inputs are tensors, numbers or None

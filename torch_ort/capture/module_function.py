@@ -228,7 +228,8 @@ class PlainCall:
             now = _entries(self._assigned)
             _put_entries(self._assigned, self._before)
             try:
-                why = self._guard.mismatch(args, kwargs)
+                with self._held.asking_like(held):  # a part may have been frozen since
+                    why = self._guard.mismatch(args, kwargs)
                 if why:
                     raise Unsupported(f"the module was changed after its call: {why}")
                 result = self._held.call_with(held, lambda: self._run(args, kwargs))

@@ -69,6 +69,27 @@ class ModuleState:
             for tensor, gradient in zip(leaves, before, strict=True):
                 tensor.grad = gradient
 
+    @contextmanager
+    def asking_like(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Let those that are leaves require gradients where `tensors` do, for the block."""
+        held = {
+            position: container[key]
+            for container, key, position in self.places
+            if key in _keys(container)
+        }
+        changed = [
+            tensor for position, tensor in held.items()
+            if isinstance(tensor, torch.Tensor) and tensor.is_leaf
+            and tensor.requires_grad != tensors[position].requires_grad
+        ]  # fmt: skip
+        try:
+            for tensor in changed:
+                tensor.requires_grad_(not tensor.requires_grad)
+            yield
+        finally:
+            for tensor in changed:
+                tensor.requires_grad_(not tensor.requires_grad)
+
     def call_with(self, tensors: Sequence[torch.Tensor], call: Callable[[], Any]) -> Any:
         """Run `call` with other tensors in all these attributes; assignments of its own persist."""
         before = [container[key] for container, key, _ in self.places]

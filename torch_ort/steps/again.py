@@ -18,6 +18,11 @@ Function = Callable[..., Sequence[Any]]  # of a call's flat inputs
 
 GONE = "its inputs were freed, or were written into after the call"
 
+BATCHED = (
+    "backward() is called with a batch of gradients (is_grads_batched=True, torch.vmap), which a "
+    "captured graph does not take"
+)
+
 
 def other_state(now: autocast.State) -> str:
     """Say that backward() was called in another state of autocast than expected."""
@@ -66,8 +71,8 @@ class CallAgain:
             return value
         if position in self._written:
             return value.detach().clone()
-        if not self._asking[position]:
-            return value
+        if not self._asking[position]:  # it may ask since then
+            return value.detach() if value.requires_grad else value
         new = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
         if self._parameters[position]:
             new._is_param = True  # isinstance() uses this

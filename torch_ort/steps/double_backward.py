@@ -24,6 +24,7 @@ from torch_ort.core import autocast
 from torch_ort.fallback import Failure, warn
 from torch_ort.pytorch.autograd_compat import node_of_graph
 from torch_ort.steps.again import (
+    BATCHED,
     GONE,
     CallAgain,
     Function,
@@ -95,8 +96,8 @@ class DoubleBackward:
 class RefusingStep:
     """Runs a training graph that AOTAutograd has captured, whose node knows no inputs of the call.
 
-    Where its gradients are differentiated, or backward() is called in another autocast state than
-    `states`, this raises, and it runs in eager PyTorch from then on.
+    Where its gradients are differentiated, or backward() is called with a batch of gradients or in
+    another autocast state than `states`, this raises, and it runs in eager PyTorch from then on.
     """
 
     def __init__(
@@ -120,10 +121,14 @@ class RefusingStep:
         return results
 
     def _check_state(self, given: Tensors) -> None:
-        if autocast.state_now() in self._states:
+        first = self._forward.first_backward
+        is_watched = first is not None and not first.proven  # it runs the step again if it has to
+        are_batched = not is_watched and _C.are_batched(given)
+        if not are_batched and autocast.state_now() in self._states:
             return
         self._state.failed = not self._state.options.strict
-        raise Unsupported(f"{other_state(autocast.state_now())}: {_BY_AOT}; {_FROM_NOW_ON}")
+        reason = BATCHED if are_batched else other_state(autocast.state_now())
+        raise Unsupported(f"{reason}: {_BY_AOT}; {_FROM_NOW_ON}")
 
     def _watch(self, gradients: Tensors, tangents: Tensors) -> None:
         if not torch.is_grad_enabled():

@@ -64,6 +64,7 @@ class GraphStep:
             layout.symbol_inputs,
             layout.differentiated,
             [layout.outputs.engine_index(i) for i in recording.tangents],
+            sorted(recording.written),
             [_order_of(node.meta["val"].spec) for node in layout.tangents],
             _origins(layout),
             key,

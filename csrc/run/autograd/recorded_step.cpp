@@ -50,10 +50,11 @@ struct BackwardCall {
   c10::List<int64_t> saved_positions;  // the positions of `saved` among the flat inputs
   Tensors tangents;
   bool is_expected_state;  // whether the graph's backward is that of the present autocast state
+  bool are_batched;        // the tangents
 
   // `early` is passed to the nodes of later segments, with which gradients may leave.
   Tensors run(NoGradient* early) const {
-    if (!is_expected_state) return other_backward(known());
+    if (!is_expected_state || are_batched) return other_backward(known());
     const auto watching = watched == 0 ? nullptr : first_backwards().find(watched);
     return watching == nullptr ? run_engine(early) : (*watching)(token, saved, tangents);
   }
@@ -65,8 +66,11 @@ struct BackwardCall {
 
  private:
   KnownCall known() const {
-    KnownCall call{
-        .key = key, .companion = kept_beside(token), .token = token, .tangents = tangents};
+    KnownCall call{.key = key,
+                   .companion = kept_beside(token),
+                   .token = token,
+                   .tangents = tangents,
+                   .are_batched = are_batched};
     for (size_t i = 0; i < saved_positions.size(); ++i) call.saved[saved_positions[i]] = saved[i];
     return call;
   }
@@ -113,10 +117,11 @@ BackwardCall take_apart(AutogradContext* context, const variable_list& gradients
   const bool is_expected_state =
       std::find(states.begin(), states.end(), autocast_now()) != states.end();
   const c10::List<c10::IValue> orders = context->saved_data[kOrders].toList();
+  const bool is_batch = are_batched(gradients);
   Tensors tangents;
   for (size_t i = 0; i < gradients.size(); ++i) {
     const c10::IValue order = orders.get(i);
-    tangents.push_back(in_order(gradients[i], order.toIntList()));
+    tangents.push_back(is_batch ? gradients[i] : in_order(gradients[i], order.toIntList()));
   }
   return {.watched = context->saved_data[kFirstBackward].toInt(),
           .key = context->saved_data[kKey].toInt(),
@@ -124,7 +129,8 @@ BackwardCall take_apart(AutogradContext* context, const variable_list& gradients
           .saved = Tensors(saved.begin() + num_tokens, saved.end()),
           .saved_positions = context->saved_data[kSavedPositions].toIntList(),
           .tangents = std::move(tangents),
-          .is_expected_state = is_expected_state};
+          .is_expected_state = is_expected_state,
+          .are_batched = is_batch};
 }
 
 // Raises before anything has run what autograd raises where it saves a tensor of inference mode.
@@ -262,6 +268,16 @@ void RecordedStep::leave_early(const Tensors& made, const at::Tensor& token) con
 
 void set_differentiable_gradients(DifferentiableGradients function) {
   differentiable_gradients = function;
+}
+
+bool are_batched(at::TensorList gradients) {
+  // `is_grads_batched` uses the first of these, torch.vmap the second.
+  constexpr c10::DispatchKeySet kWrapped{c10::DispatchKey::Batched,
+                                         c10::DispatchKey::FuncTorchBatched,
+                                         c10::DispatchKey::FuncTorchGradWrapper};
+  return std::any_of(gradients.begin(), gradients.end(), [&](const at::Tensor& gradient) {
+    return gradient.defined() && gradient.key_set().has_any(kWrapped);
+  });
 }
 
 void set_other_backward(OtherBackward function) { other_backward = function; }

@@ -101,6 +101,7 @@ struct KnownCall {
   std::unordered_map<size_t, at::Tensor> saved;  // inputs by position
   const at::Tensor& token;
   const RecordedStep::Tensors& tangents;
+  bool are_batched;  // the tangents, by torch.vmap or is_grads_batched
 };
 
 // Computes the gradients of a call with an autograd history, for create_graph=True. `compute` gives
@@ -109,9 +110,12 @@ using DifferentiableGradients = RecordedStep::Tensors (*)(
     const KnownCall& call, c10::function_ref<RecordedStep::Tensors()> compute);
 void set_differentiable_gradients(DifferentiableGradients function);
 
-// Computes the gradients of a call whose backward() is called in another autocast state than those
-// of the graph. Set when the module is loaded.
+// Computes the gradients of a call whose tangents are batched, or whose backward() is called in
+// another autocast state than those of the graph. Set when the module is loaded.
 using OtherBackward = RecordedStep::Tensors (*)(const KnownCall& call);
 void set_other_backward(OtherBackward function);
+
+// Whether one stands for a batch of gradients in a transform, and so has no memory of its own.
+bool are_batched(at::TensorList gradients);
 
 }  // namespace torch_ort::run
