@@ -95,6 +95,47 @@ def test_training_goes_on_bit_by_bit(make, name, stop, is_mixed, tmp_path):
     assert_same(second.state_dict(), through.state_dict())
 
 
+class Unused(nn.Module):
+    """Has a part without gradients until it is told to use it."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused, self.uses_all = nn.Linear(6, 3), nn.Linear(6, 3), False
+
+    def forward(self, x):
+        return self.used(x) + self.unused(x) if self.uses_all else self.used(x)
+
+
+@pytest.mark.parametrize("make", [make_v0, make_v1])
+def test_parameters_that_were_never_updated_have_no_moments(make, tmp_path):
+    torch.manual_seed(0)
+    first, second = make(Unused()), make(Unused())
+    for x, y in batches(4):
+        first.train_step(x, y)
+    state = first.state_dict()
+    second.load_state_dict(state, strict=True)
+    assert_same(second.state_dict(), state)
+    for trainer in (first, second):
+        (model,) = {each for each in trainer._trainer.model.modules() if isinstance(each, Unused)}
+        model.uses_all = True
+        for x, y in batches(4):
+            trainer.train_step(x, y)
+    assert_same(second.state_dict(), first.state_dict())
+
+
+@pytest.mark.parametrize("make", [make_v0, make_v1])
+def test_a_state_from_before_the_first_update_makes_a_used_trainer_new(make):
+    used, new = make(net()), make(other_net())
+    before = used.state_dict()
+    for x, y in batches():
+        used.train_step(x, y)
+    for trainer in (used, new):
+        trainer.load_state_dict(before, strict=True)
+        for x, y in batches():
+            trainer.train_step(x, y)
+    assert_same(used.state_dict(), new.state_dict())
+
+
 @pytest.mark.parametrize("make", [make_v0, make_v1])
 def test_states_are_copies(make):
     trainer = make(net())

@@ -80,6 +80,42 @@ def test_steps_are_those_of_a_loop(accumulation, max_norm, scheduled):
     assert (counters["fallbacks"], counters["backward_runs"]) == (0, 6)
 
 
+@pytest.mark.parametrize("number", [float("inf"), float("nan")])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch_ort.optim.FusedAdam])
+def test_gradients_that_are_not_finite_are_clipped_as_in_a_loop(kind, number):
+    """Where one is infinite, all others become 0; where one is NaN, all are NaN."""
+    models = [nn.Linear(3, 2, bias=False) for _ in range(2)]
+    models[1].load_state_dict(models[0].state_dict())
+    x = torch.tensor([[1.0, 2.0, number]])
+    eager, ours = (kind(model.parameters(), lr=0.1) for model in models)
+    models[0](x).sum().backward()
+    nn.utils.clip_grad_norm_(models[0].parameters(), 1.0)
+    eager.step()
+    run = Trainer(models[1], lambda y, label: (y + label).sum(), ours, max_grad_norm=1.0)
+    run.step(x, torch.zeros(2))
+    torch.testing.assert_close(models[1].weight, models[0].weight, equal_nan=True)
+
+
+def test_groups_that_are_added_later_are_clipped():
+    model = nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 3))
+    eager = copy.deepcopy(model)
+    updates = []
+    for each in (eager, model):
+        optimizer = torch.optim.SGD(each[0].parameters(), lr=1.0)
+        run = Trainer(each, F.cross_entropy, optimizer, max_grad_norm=1e-3)
+        optimizer.add_param_group({"params": [*each[1].parameters()]})
+        before = [it.detach().clone() for it in each.parameters()]
+        x, y = batches(1)[0]
+        if each is model:
+            run.step(x * 10, y)
+        else:
+            F.cross_entropy(eager(x * 10), y).backward()
+            nn.utils.clip_grad_norm_(eager.parameters(), 1e-3)
+            optimizer.step()
+        updates.append([a - b for a, b in zip(before, each.parameters(), strict=True)])
+    torch.testing.assert_close(*reversed(updates), rtol=1e-3, atol=1e-7)
+
+
 def test_the_criterion_is_in_the_graph():
     run = make(net())
     torch_ort.reset_counters()

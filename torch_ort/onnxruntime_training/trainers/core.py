@@ -60,10 +60,14 @@ class Core:
         self.engine = ORTModule(module, debug_options)
         self._autocast = autocast
         self._is_deterministic = is_deterministic
-        self._held = [it for group in optimizer.param_groups for it in group["params"]]
         self._scales_in_step = isinstance(local_optimizer(optimizer), ScaledStep)
         self._isa = isa_in_force()
         self._runs = spread(self.engine)
+
+    @property
+    def _held(self) -> list[Tensor]:
+        """The parameters of all groups, those among them that were added since."""
+        return [it for group in self.optimizer.param_groups for it in group["params"]]
 
     @property
     def is_before_update(self) -> bool:
@@ -140,11 +144,11 @@ class Core:
             if scale is not None and not math.isfinite(total):
                 return False
             if self.max_norm is not None:
-                divisor /= min(1.0, self.max_norm / (total + NORM_EPS))
+                divisor = _divided(divisor, self.max_norm / (total + NORM_EPS))
         with torch.no_grad():
             if divisor == 1:
                 self.optimizer.step()
-            elif self._scales_in_step:
+            elif self._scales_in_step and math.isfinite(divisor):
                 self.optimizer.step(grad_scale=divisor, found_inf=0.0)
             else:
                 for grad in grads:
@@ -177,6 +181,16 @@ class Core:
             yield
         finally:
             torch.use_deterministic_algorithms(False)
+
+
+def _divided(divisor: float, factor: float) -> float:
+    """Give a divisor that also multiplies by a factor, which is 0 for an infinite norm, or NaN.
+
+    As by torch.nn.utils.clip_grad_norm_, gradients are 0 or NaN then.
+    """
+    if math.isnan(factor):
+        return factor
+    return divisor / min(1.0, factor) if factor > 0 else math.inf
 
 
 def _checked_loss(loss: Any) -> Tensor:

@@ -19,18 +19,23 @@ States = dict[str, dict[str, Tensor]]
 def read(optimizer: torch.optim.Optimizer, named: Mapping[str, Tensor]) -> States:
     """Give copies of the running means on the CPU, and the number of updates, int64 [1].
 
-    A sharded optimizer gives those of its part; an optimizer without state gives nothing.
+    Of a parameter that has not been updated yet there is the number alone. A sharded optimizer
+    gives those of its part; an optimizer without state gives nothing.
     """
     local = local_optimizer(optimizer)
     steps = {
         id(param): group.get("step", 0) for group in local.param_groups for param in group["params"]
     }
+    if not any(local.state.get(param) for param in named.values()):
+        return {}
     found: States = {}
     for name, param in named.items():
         state = local.state.get(param)
         if state:
             moments = {new: state[old].detach().cpu().clone() for new, old in MOMENTS.items()}
             found[name] = {**moments, UPDATES: torch.tensor([steps[id(param)]])}
+        elif id(param) in steps:
+            found[name] = {UPDATES: torch.tensor([0])}
     return found
 
 
@@ -39,8 +44,9 @@ def put(
 ) -> None:
     """Let an optimizer go on from what `read` gave.
 
-    A sharded one takes its part. Raises ValueError, if `strict`, for names that the parameters do
-    not have, and for state that a part of several would need and that is missing.
+    A parameter of which that has no moments loses its own. A sharded optimizer takes its part.
+    Raises ValueError, if `strict`, for names that the parameters do not have, and for parameters
+    that are missing, as are those of other ranks.
     """
     unknown = sorted(states.keys() - named.keys())
     if strict and unknown:
@@ -54,8 +60,11 @@ def put(
             "files of all ranks"
         )
     for name, param in named.items():
-        if id(param) in mine and name in states:
-            saved = states[name]
+        if id(param) not in mine or (states and name not in states):
+            continue
+        saved = states.get(name, {})
+        local.state.pop(param, None)
+        if saved.keys() >= MOMENTS.keys():
             local.state[param] = {
                 old: saved[new].to(param.device, _dtype(param), copy=True)
                 for new, old in MOMENTS.items()
@@ -71,5 +80,5 @@ def _count_updates(optimizers: Any, states: States) -> None:
     # All groups count all updates, even those without a parameter on this rank.
     steps = max((int(state[UPDATES]) for state in states.values()), default=0)
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        if states:
+        if states or "step" in group:
             group["step"] = steps

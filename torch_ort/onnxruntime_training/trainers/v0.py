@@ -363,7 +363,11 @@ class ORTTrainer:
             {name: state.pop(name) for name in [*model.state_dict()] if name in state}, strict
         )
         states = {
-            name: {kind: state.pop(f"{kind}_{name}") for kind in (*MOMENTS, UPDATES)}
+            name: {
+                kind: state.pop(f"{kind}_{name}")
+                for kind in (*MOMENTS, UPDATES)
+                if f"{kind}_{name}" in state
+            }
             for name in named
             if f"{UPDATES}_{name}" in state
         }

@@ -173,7 +173,10 @@ class ORTTrainer:
                 f"state_dict: got state of {saved}, want that of {self.optim_config.name}"
             )
         self._trainer.model.load_state_dict(nested["full_precision"], strict)
-        self._trainer.load_optimizer(states, state_dict["gradients"], strict)
+        pending = state_dict["gradients"]
+        # A checkpoint may leave out the optimizer; one from before the first update has no state.
+        if states or pending or state_dict["train_step_info"]["optimization_step"] == 0:
+            self._trainer.load_optimizer(states, pending, strict)
         info, core = self.train_step_info, self._trainer.core
         for name, value in state_dict["train_step_info"].items():
             setattr(info, name, value)
