@@ -285,6 +285,7 @@ INLINE wide not_a_number() { return wide(__uint_as_float(0x7FC00000u)); }
   INLINE double name##_of(double x) { return name(x); }
 MATH(exp)
 MATH(log)
+MATH(log1p)
 MATH(sqrt)
 MATH(tanh)
 MATH(erf)
@@ -358,6 +359,7 @@ INLINE wide Neg(wide x) { return -x; }
 INLINE wide Abs(wide x) { return fabs_of(x); }
 INLINE wide Exp(wide x) { return exp_of(x); }
 INLINE wide Log(wide x) { return log_of(x); }
+INLINE wide Log1p(wide x) { return log1p_of(x); }
 INLINE wide Sqrt(wide x) { return sqrt_of(x); }
 INLINE wide Reciprocal(wide x) { return wide(1) / x; }
 INLINE wide Tanh(wide x) { return tanh_of(x); }

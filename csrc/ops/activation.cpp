@@ -209,7 +209,7 @@ void register_activation(Registry& ops) {
   ops.add(Operator{.name = aten::kTanhBackward, .work = {.fused = Pointwise::kTanhGrad}});
   ops.add(Operator{.name = "aten::threshold_backward", .work = {.fused = fused_threshold_grad}});
   for (const char* name : {aten::kEluBackward, aten::kHardSigmoidBackward, aten::kHardTanhBackward,
-                           "aten::mish_backward", "aten::softplus_backward"}) {
+                           aten::kMishBackward, aten::kSoftplusBackward}) {
     ops.add(Operator{.name = name, .work = {.elementwise = true}});
   }
   for (const char* name : {aten::kGlu, aten::kGluBackward}) {

@@ -523,6 +523,8 @@ void register_elementwise(Registry& ops) {
       .name = "aten::_to_copy",
       .overwrite = {.op = "aten::copy_", .args = copied},
   });
+  ops.add(Operator{.name = "aten::log1p", .work = {.fused = Pointwise::kLog1p}});
+  ops.add(Operator{.name = "aten::sgn", .work = {.fused = Pointwise::kSign}});
   ops.add(Operator{.name = "aten::trunc", .work = {.fused = Pointwise::kTrunc}});
 }
 

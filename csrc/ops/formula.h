@@ -22,13 +22,11 @@
 //       files whose opset has no op; in regions gelu, silu and their gradients are words (words.h),
 //       and those of pieces have formulas for regions (passes/composites/activations.cpp)
 //
-// These are written for one reader alone: batch and group norm, negative log likelihood, dropout
-// and their gradients, which depend on layouts, labels and masks, and powers and bounds, for
-// regions (passes/composites/); attention, scans by index and ranges for files
-// (convert/spell_out.cpp); and what runs alone without a kernel of its own, as RMS norm on the CPU,
-// as ATen calls (`lower_...` in each family). Other losses have no formula: they come as calls of
-// PyTorch's kernels (MSE, smooth L1), or as arithmetic where the trace takes them apart (binary
-// cross-entropy).
+// These are written for one reader alone: batch and group norm, losses of labels and of elements,
+// activations of pieces, dropout and their gradients, powers, bounds, norms of vectors, for regions
+// (passes/composites/); attention, scans by index and ranges for files (convert/spell_out.cpp); and
+// what runs alone without a kernel of its own, as RMS norm on the CPU, as ATen calls (`lower_...`
+// in each family).
 #pragma once
 
 #include "ops/writer.h"

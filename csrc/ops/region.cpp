@@ -120,6 +120,10 @@ void lower_mul_add(const Node& node, CallList& calls) {
             node.outputs);
 }
 
+void lower_log1p(const Node& node, CallList& calls) {
+  calls.add("aten::log1p", "", {&input(node, 0)}, node.outputs);
+}
+
 void lower_size_ratio(const Node& node, CallList& calls) {
   Value* result = node.outputs[0];
   // Regions contain it as a constant.
@@ -172,6 +176,10 @@ void register_region(Registry& ops) {
   Op mul_add = own("MulAdd", 3, lower_mul_add, {}, Pointwise::kMulAdd);
   mul_add.work.elementwise = true;
   ops.add(mul_add);
+  // log(1 + x), which keeps the digits of a small x
+  Op log1p = own("Log1p", 1, lower_log1p, {}, Pointwise::kLog1p);
+  log1p.work.elementwise = true;
+  ops.add(log1p);
   // factor * numerator / denominator, a 0-d tensor
   ops.add(own("SizeRatio", 0, lower_size_ratio,
               {{"denominator", kDim}, {"factor", kFloat}, {"numerator", kDim}}));

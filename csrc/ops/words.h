@@ -33,6 +33,7 @@ enum class Zero : uint8_t {
   WORD(Abs, 1, kPlain, kFirst, false)                                               \
   WORD(Exp, 1, kSlow, kUnknown, false)                                              \
   WORD(Log, 1, kSlow, kUnknown, false)                                              \
+  WORD(Log1p, 1, kSlow, kFirst, false)                                              \
   WORD(Sqrt, 1, kSlow, kFirst, false)                                               \
   WORD(Reciprocal, 1, kSlow, kUnknown, false)                                       \
   WORD(Tanh, 1, kSlow, kFirst, false)                                               \

@@ -28,9 +28,10 @@ const composites::Expansion* find_expansion(const Node& node) {
   // numbers, might be undefined where the operator itself is not.
   if (has_no_elements(*node.inputs[0])) return nullptr;
   const std::string op = kind_of(node);
-  for (const auto family : {composites::activations(), composites::batch_norms(),
-                            composites::group_norms(), composites::kernels(), composites::losses(),
-                            composites::norms(), composites::pointwise()}) {
+  for (const auto family :
+       {composites::activations(), composites::batch_norms(), composites::element_losses(),
+        composites::group_norms(), composites::kernels(), composites::losses(), composites::norms(),
+        composites::pointwise()}) {
     for (const composites::Expansion& row : family) {
       if (row.op == op) return &row;
     }

@@ -25,6 +25,7 @@ _WORDS: Mapping[str, Callable[..., str]] = {
     "Abs": lambda x: f"tl.abs({x})",
     "Exp": lambda x: f"tl.exp({x})",
     "Log": lambda x: f"tl.log({x})",
+    "Log1p": lambda x: f"log1p({x})",
     "Sqrt": lambda x: f"root({x})",
     "Reciprocal": lambda x: f"reciprocal({x})",
     "Tanh": lambda x: f"tanh({x})",

@@ -58,6 +58,15 @@ def root(x):
 
 
 @triton.jit
+def log1p(x):
+    """By Kahan: a ratio of differences makes up for the rounding of 1 + x."""
+    near = 1.0 + x
+    rest = near - 1.0
+    bent = tl.log(near) * quotient(x, tl.where(rest == 0, 1.0, rest))
+    return tl.where(rest == 0, x, tl.where(rest == x, tl.log(near), bent))
+
+
+@triton.jit
 def larger(x, y):
     """NaN stays NaN."""
     return tl.where((x > y) | (x != x), x, y)

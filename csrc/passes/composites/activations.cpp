@@ -47,8 +47,20 @@ class Activation {
     return make("Where", {is_negative, bent, scaled(x, scale)});
   }
 
-  bool replace(Value* result) {
-    write_.replace_elements(0, result);
+  Value* where(Value* condition, Value* x, Value* y) { return make("Where", {condition, x, y}); }
+  Value* greater(Value* x, double number) { return make("Greater", {x, constant(number)}); }
+  Value* log1p(Value* x) {
+    return write_.make_ours("Log1p", {x}, write_.typed(*x->type.shape, *x));
+  }
+  // e^-|x|, which is never infinite
+  Value* decay(Value* x) { return make("Exp", {make("Neg", {make("Abs", {x})})}); }
+  // log(1 + e^x)
+  Value* softplus(Value* x) {
+    return make("Add", {make("Max", {x, constant(0)}), log1p(decay(x))});
+  }
+
+  bool replace(Value* result, size_t output = 0) {
+    write_.replace_elements(output, result);
     return true;
   }
 
@@ -93,6 +105,98 @@ bool expand_celu(Graph& graph, Node& node) {
   if (!is_fusible_float(x) || !alpha || *alpha == 0) return false;
   Activation write(graph, node, *x);
   return write.replace(write.elu(write.number(x), *alpha, 1, 1 / *alpha));
+}
+
+// log(1 + e^(beta x)) / beta, and x itself where beta x is above a threshold
+bool expand_softplus_of(Graph& graph, Node& node, Value* x, double beta, double threshold) {
+  Activation write(graph, node, *x);
+  x = write.number(x);
+  Value* scaled = write.scaled(x, beta);
+  Value* bent = write.scaled(write.softplus(scaled), 1 / beta);
+  return write.replace(write.where(write.greater(scaled, threshold), x, bent));
+}
+
+bool expand_softplus(Graph& graph, Node& node) {
+  constexpr double kThreshold = 20;  // of the operator whose beta is 1
+  Value* x = node.inputs[0];
+  return is_fusible_float(x) && expand_softplus_of(graph, node, x, 1, kThreshold);
+}
+
+bool expand_softplus_call(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  const auto beta = ops::as_double(call.args.at(1)), threshold = ops::as_double(call.args.at(2));
+  if (!is_fusible_float(x) || !beta || *beta == 0 || !threshold) return false;
+  return expand_softplus_of(graph, node, x, *beta, *threshold);
+}
+
+// x tanh(log(1 + e^x))
+bool expand_mish(Graph& graph, Node& node) {
+  if (!is_fusible_float(node.inputs[0])) return false;
+  Activation write(graph, node, *node.inputs[0]);
+  Value* x = write.number(node.inputs[0]);
+  return write.replace(write.make("Mul", {x, write.make("Tanh", {write.softplus(x)})}));
+}
+
+// min(x, 0) - log(1 + e^-|x|). The second result is e^-|x|, but nothing on a GPU.
+bool expand_log_sigmoid(Graph& graph, Node& node) {
+  Value* x = tensor(ops::decode_aten(node).args.at(0));
+  if (!is_fusible_float(x)) return false;
+  const Value* second = node.outputs.size() > 1 ? node.outputs[1] : nullptr;
+  const bool is_read = second != nullptr && !second->uses.empty();
+  if (is_read && second->type.shape != x->type.shape) return false;
+  Activation write(graph, node, *x);
+  x = write.number(x);
+  Value *decay = write.decay(x), *least = write.make("Min", {x, write.constant(0)});
+  write.replace(write.make("Sub", {least, write.log1p(decay)}));
+  return second == nullptr || write.replace(decay, 1);
+}
+
+bool expand_hard_shrink(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  const std::optional<double> lambda = ops::as_double(call.args.at(1));
+  if (!is_fusible_float(x) || !lambda) return false;
+  Activation write(graph, node, *x);
+  x = write.number(x);
+  Value* is_small = write.make("And", {write.make("GreaterOrEqual", {x, write.constant(-*lambda)}),
+                                       write.make("LessOrEqual", {x, write.constant(*lambda)})});
+  return write.replace(write.where(is_small, write.constant(0), x));
+}
+
+bool expand_soft_shrink(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  const std::optional<double> lambda = ops::as_double(call.args.at(1));
+  if (!is_fusible_float(x) || !lambda) return false;
+  Activation write(graph, node, *x);
+  x = write.number(x);
+  Value* zero = write.make("Mul", {x, write.constant(0)});  // with its sign, and NaN stays
+  Value* is_low = write.make("Less", {x, write.constant(-*lambda)});
+  Value* low = write.where(is_low, write.make("Add", {x, write.constant(*lambda)}), zero);
+  Value* high = write.make("Sub", {x, write.constant(*lambda)});
+  return write.replace(write.where(write.greater(x, *lambda), high, low));
+}
+
+bool expand_threshold(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  const auto threshold = ops::as_double(call.args.at(1)), value = ops::as_double(call.args.at(2));
+  if (!is_fusible_float(x) || !threshold || !value) return false;
+  Activation write(graph, node, *x);
+  x = write.number(x);
+  Value* is_low = write.make("LessOrEqual", {x, write.constant(*threshold)});
+  return write.replace(write.where(is_low, write.constant(*value), x));
+}
+
+bool expand_prelu(Graph& graph, Node& node) {
+  Value *x = node.inputs[0], *slope = node.inputs[1];
+  if (!is_fusible_float(x) || !is_fusible_float(slope)) return false;
+  if (ops::rank_of(*slope) > ops::rank_of(*x)) return false;
+  Activation write(graph, node, *x);
+  x = write.number(x);
+  Value* low = write.make("Mul", {write.number(slope), x});
+  return write.replace(write.where(write.greater(x, 0), x, low));
 }
 
 // ---- gradients
@@ -154,6 +258,63 @@ bool expand_elu_grad(Graph& graph, Node& node) {
   return write.replace(write.make("Where", {is_low, falling, write.scaled(dy, *scale)}));
 }
 
+// dy, times sigmoid(beta x) up to the threshold
+bool expand_softplus_grad(Graph& graph, Node& node) {
+  const std::optional<Gradient> of = find_gradient(node, 1);
+  const auto beta = of ? of->number(2) : std::nullopt,
+             threshold = of ? of->number(3) : std::nullopt;
+  if (!beta || !threshold) return false;
+  Activation write(graph, node, *of->dy);
+  Value *dy = write.number(of->dy), *scaled = write.scaled(write.number(of->x), *beta);
+  Value* bent = write.make("Mul", {dy, write.make("Sigmoid", {scaled})});
+  return write.replace(write.where(write.greater(scaled, *threshold), dy, bent));
+}
+
+// With t = tanh(log(1 + e^x)): dy (t + x sigmoid(x) (1 - t t)).
+bool expand_mish_grad(Graph& graph, Node& node) {
+  const std::optional<Gradient> of = find_gradient(node, 1);
+  if (!of) return false;
+  Activation write(graph, node, *of->dy);
+  Value *dy = write.number(of->dy), *x = write.number(of->x);
+  Value* t = write.make("Tanh", {write.softplus(x)});
+  Value* rest = write.make("Sub", {write.constant(1), write.make("Mul", {t, t})});
+  Value* share = write.make("Mul", {x, write.make("Sigmoid", {x})});
+  Value* slope = write.make("Add", {t, write.make("Mul", {share, rest})});
+  return write.replace(write.make("Mul", {dy, slope}));
+}
+
+bool expand_log_sigmoid_grad(Graph& graph, Node& node) {
+  const std::optional<Gradient> of = find_gradient(node, 1);
+  if (!of) return false;
+  Activation write(graph, node, *of->dy);
+  Value* share = write.make("Sigmoid", {write.make("Neg", {write.number(of->x)})});
+  return write.replace(write.make("Mul", {write.number(of->dy), share}));
+}
+
+// No gradient passes where x is NaN, as in PyTorch's vectors.
+bool expand_shrink_grad(Graph& graph, Node& node) {
+  const std::optional<Gradient> of = find_gradient(node, 1);
+  const std::optional<double> lambda = of ? of->number(2) : std::nullopt;
+  if (!lambda) return false;
+  Activation write(graph, node, *of->dy);
+  Value *dy = write.number(of->dy), *x = write.number(of->x);
+  Value* is_low = write.make("Less", {x, write.constant(-*lambda)});
+  Value* passes = write.make("Or", {is_low, write.greater(x, *lambda)});
+  return write.replace(write.where(passes, dy, write.constant(0)));
+}
+
+bool expand_prelu_grad(Graph& graph, Node& node) {
+  const std::optional<Gradient> of = find_gradient(node, 1);
+  Value* slope = of ? tensor(of->call.args.at(2)) : nullptr;
+  if (slope == nullptr || !is_fusible_float(slope)) return false;
+  if (ops::rank_of(*slope) > ops::rank_of(*of->x)) return false;
+  Activation write(graph, node, *of->dy);
+  Value *dy = write.number(of->dy), *x = write.number(of->x);
+  Value* is_high = write.greater(x, 0);
+  write.replace(write.where(is_high, dy, write.make("Mul", {write.number(slope), dy})));
+  return write.replace(write.where(is_high, write.constant(0), write.make("Mul", {x, dy})), 1);
+}
+
 // ---- gated linear units, of which one half of the input gates the other
 
 struct Gated {
@@ -204,13 +365,27 @@ bool expand_glu_grad(Graph& graph, Node& node) {
 constexpr Expansion kRows[] = {
     {"Elu", expand_elu},
     {"HardSigmoid", expand_hard_sigmoid},
+    {"Mish", expand_mish},
+    {"PRelu", expand_prelu},
     {"Selu", expand_selu},
+    {"Softplus", expand_softplus},
     {ops::aten::kCelu, expand_celu},
     {ops::aten::kEluBackward, expand_elu_grad},
     {ops::aten::kGlu, expand_glu},
     {ops::aten::kGluBackward, expand_glu_grad},
+    {ops::aten::kHardShrink, expand_hard_shrink},
+    {ops::aten::kHardShrinkBackward, expand_shrink_grad},
     {ops::aten::kHardSigmoidBackward, expand_hard_sigmoid_grad},
     {ops::aten::kHardTanhBackward, expand_hard_tanh_grad},
+    {ops::aten::kLogSigmoid, expand_log_sigmoid},
+    {ops::aten::kLogSigmoidBackward, expand_log_sigmoid_grad},
+    {ops::aten::kMishBackward, expand_mish_grad},
+    {ops::aten::kPReluBackward, expand_prelu_grad},
+    {ops::aten::kSoftShrink, expand_soft_shrink},
+    {ops::aten::kSoftShrinkBackward, expand_shrink_grad},
+    {ops::aten::kSoftplus, expand_softplus_call},
+    {ops::aten::kSoftplusBackward, expand_softplus_grad},
+    {ops::aten::kThreshold, expand_threshold},
 };
 
 }  // namespace

@@ -19,6 +19,7 @@ struct Expansion {
 
 std::span<const Expansion> activations();
 std::span<const Expansion> batch_norms();
+std::span<const Expansion> element_losses();
 std::span<const Expansion> group_norms();
 std::span<const Expansion> kernels();
 std::span<const Expansion> losses();

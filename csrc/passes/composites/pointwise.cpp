@@ -1,4 +1,5 @@
-// What is computed element by element: dropout, powers, bounds, and products with sizes.
+// What is computed element by element: dropout, powers, bounds, and products with sizes; and norms
+// of vectors.
 #include "ops/aten.h"
 #include "ops/aten_names.h"
 #include "ops/fusion.h"
@@ -125,14 +126,118 @@ bool expand_clip(Graph& graph, Node& node) {
   return true;
 }
 
+// ---- the larger or smaller of two tensors, and products that are added
+
+// Whether operators of these compute in one dtype, in the shape of the result.
+bool are_alike(const Value* x, const Value* y) {
+  return is_fusible_float(x) && is_fusible_float(y) && x->type.dtype == y->type.dtype;
+}
+
+bool expand_bound(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *x = tensor(call.args.at(0)), *bound = tensor(call.args.at(1));
+  if (call.overload != "Tensor" || !are_alike(x, bound)) return false;
+  Expander write(graph, node, *x);
+  const char* op = call.op == ops::aten::kClampMin ? "Max" : "Min";
+  write.replace_elements(0, write.make(op, {write.number(x), write.number(bound)}));
+  return true;
+}
+
+// a + weight (b - a), from the end that is nearer
+bool expand_lerp(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *a = tensor(call.args.at(0)), *b = tensor(call.args.at(1));
+  const std::optional<double> weight = ops::as_double(call.args.at(2));
+  if (!weight || !are_alike(a, b)) return false;
+  Expander write(graph, node, *a);
+  ops::Formula& f = write.formula();
+  a = f.number(a), b = f.number(b);
+  Value* whole = f.sub(b, a);
+  write.replace_elements(0, *weight < 0.5 ? f.add(a, f.scaled(whole, *weight))
+                                          : f.sub(b, f.scaled(whole, 1 - *weight)));
+  return true;
+}
+
+// a + value * b * c
+bool expand_addcmul(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *a = tensor(call.args.at(0)), *b = tensor(call.args.at(1)), *c = tensor(call.args.at(2));
+  const std::optional<double> value = ops::as_double(call.args.at(3));
+  if (!value || !are_alike(a, b) || !are_alike(a, c)) return false;
+  Expander write(graph, node, *a);
+  ops::Formula& f = write.formula();
+  Value* product = f.mul(f.scaled(f.number(b), *value), f.number(c));
+  write.replace_elements(0, f.add(f.number(a), product));
+  return true;
+}
+
+// x log(y), which is 0 where x is 0, unless y is NaN
+bool expand_xlogy(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value *x = tensor(call.args.at(0)), *y = tensor(call.args.at(1));
+  if (call.overload != "Tensor" || !are_alike(x, y)) return false;
+  Expander write(graph, node, *x);
+  x = write.number(x), y = write.number(y);
+  Value* product = write.make("Mul", {x, write.make("Log", {y})});
+  Value* is_zero = write.make("Equal", {x, write.constant(0)});
+  Value* bent = write.make("Where", {is_zero, write.constant(0), product});
+  write.replace_elements(0, write.make("Where", {write.make("IsNaN", {y}), y, bent}));
+  return true;
+}
+
+// ---- norms of vectors, along some dims
+
+// |x| added up, or the root of the squares added up. `inputs` are those of a sum, x first.
+Value* norm(Expander& write, std::vector<Value*> inputs, const ir::Attrs& attrs, bool is_sum) {
+  Value* x = write.number(inputs[0]);
+  inputs[0] = is_sum ? write.make("Abs", {x}) : write.formula().square(x);
+  Value* sum = write.make("ReduceSum", std::move(inputs), attrs);
+  return is_sum ? sum : write.make("Sqrt", {sum});
+}
+
+bool expand_reduced_norm(Graph& graph, Node& node) {
+  Value* x = node.inputs[0];
+  if (!is_fusible_float(x) || ops::rank_of(*x) == 0 || !ops::reduction_axes(node)) return false;
+  Expander write(graph, node, *x);
+  write.replace(0, norm(write, node.inputs, node.attrs, ir::is(&node, "ReduceL1")));
+  return true;
+}
+
+bool expand_norm(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  if (call.overload != "ScalarOpt_dim" || !is_fusible_float(x) || ops::rank_of(*x) == 0) {
+    return false;
+  }
+  const std::optional<double> order = ops::as_double(call.args.at(1));  // none: 2
+  const auto* axes = std::get_if<ops::ArgList>(&call.args.at(2).value);
+  const auto* keeps = std::get_if<bool>(&call.args.at(3).value);
+  if (order.value_or(2) != 1 && order.value_or(2) != 2) return false;
+  if (axes == nullptr || axes->empty() || keeps == nullptr) return false;
+  ir::Shape dims;
+  for (const ops::Arg& axis : *axes) dims.push_back(integer(axis));
+  Expander write(graph, node, *x);
+  const ir::Attrs attrs = {{"keepdims", Dim(*keeps ? 1 : 0)}};
+  write.replace(0, norm(write, {x, write.ints(dims)}, attrs, order == 1));
+  return true;
+}
+
 constexpr Expansion kRows[] = {
     {"Clip", expand_clip},
     {"Dropout", expand_dropout},
     {"Pow", expand_pow},
+    {"ReduceL1", expand_reduced_norm},
+    {"ReduceL2", expand_reduced_norm},
+    {ops::aten::kAddcmul, expand_addcmul},
+    {ops::aten::kClampMax, expand_bound},
+    {ops::aten::kClampMin, expand_bound},
     {ops::aten::kDiv, expand_by_size},
     {ops::aten::kDropoutBackward, expand_dropout_backward},
+    {ops::aten::kLerp, expand_lerp},
     {ops::aten::kMul, expand_by_size},
+    {ops::aten::kNorm, expand_norm},
     {ops::aten::kRsqrt, expand_rsqrt},
+    {ops::aten::kXlogy, expand_xlogy},
 };
 
 }  // namespace
