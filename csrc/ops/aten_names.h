@@ -72,8 +72,12 @@ inline constexpr const char* kSoftShrink = "aten::softshrink";
 inline constexpr const char* kSoftShrinkBackward = "aten::softshrink_backward";
 // run/autograd/sparse_gradients.cpp
 inline constexpr const char* kSparseSum = "torch_ort::sparse_sum";
+inline constexpr const char* kStd = "aten::std";
+inline constexpr const char* kStdMean = "aten::std_mean";
 inline constexpr const char* kTanhBackward = "aten::tanh_backward";
 inline constexpr const char* kThreshold = "aten::threshold";
+inline constexpr const char* kVar = "aten::var";
+inline constexpr const char* kVarMean = "aten::var_mean";
 inline constexpr const char* kXlogy = "aten::xlogy";
 
 }  // namespace torch_ort::ops::aten

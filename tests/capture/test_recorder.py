@@ -330,8 +330,9 @@ def test_numbers_are_not_made_up(ask, made):
         lambda w, x: w * x / x.shape[0] ** 0.5,
         lambda w, x: (w * x).var(0),
         lambda w, x: (w * x).std(),
+        lambda w, x: (w * x).mT.std(-1),
     ],
-    ids=["inverse", "quotient", "root", "variance", "deviation"],
+    ids=["inverse", "quotient", "root", "variance", "deviation", "deviation of rows"],
 )
 def test_floats_that_depend_on_sizes_are_computed_by_the_graph(function):
     module = Wrong(function)

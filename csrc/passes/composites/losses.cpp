@@ -1,11 +1,15 @@
 // Softmax, and losses by labels of rows.
 #include "ops/aten.h"
 #include "ops/aten_names.h"
+#include "ops/fusion.h"
 #include "ops/shapes.h"
 #include "ops/softmax.h"
 #include "passes/arguments.h"
 #include "passes/composites/expander.h"
 #include "passes/known_sizes.h"
+
+#include <limits>
+#include <optional>
 
 namespace torch_ort::passes::composites {
 
@@ -18,6 +22,8 @@ using ir::Node;
 using ir::Shape;
 using ir::Type;
 using ir::Value;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // ---- labels of rows
 
@@ -69,6 +75,30 @@ bool expand_softmax(Graph& graph, Node& node) {
   const auto formula = node.op.name == "LogSoftmax" ? ops::log_softmax : ops::softmax;
   Expander write(graph, node, *x);
   write.replace(0, formula(write.formula(), x, {ops::rank_of(*x) - 1}));
+  return true;
+}
+
+// The logarithm of the sum of e^x over the last dims, of distances from the largest x if that is
+// finite.
+bool expand_log_sum_exp(Graph& graph, Node& node) {
+  Value* x = node.inputs[0];
+  if (!is_fusible_float(x) || ops::rank_of(*x) == 0) return false;
+  const std::optional<std::vector<int64_t>> axes = ops::reduction_axes(node);
+  const auto count = axes ? static_cast<int64_t>(axes->size()) : 0;
+  const int64_t rank = ops::rank_of(*x);
+  if (count == 0 || count == rank || axes->front() != rank - count) return false;
+  const Value* result = node.outputs[0];
+  if (!result->type.is_known()) return false;
+  Expander write(graph, node, *x);
+  ops::Formula& f = write.formula();
+  const Shape last = range(rank - count, rank);
+  Value *numbers = write.number(x), *largest = f.max(numbers, last);
+  Value* size = write.make("Abs", {largest});
+  Value* is_finite = write.make("Less", {size, write.constant(kInfinity)});
+  Value* from = write.make("Where", {is_finite, largest, write.constant(0)});
+  Value* sum = f.sum(write.make("Exp", {f.sub(numbers, from)}), last);
+  Value* logarithm = f.add(write.make("Log", {sum}), from);
+  write.replace(0, write.reshape(logarithm, *result->type.shape));
   return true;
 }
 
@@ -157,6 +187,7 @@ bool expand_nll_backward(Graph& graph, Node& node) {
 
 constexpr Expansion kRows[] = {
     {"LogSoftmax", expand_softmax},
+    {"ReduceLogSumExp", expand_log_sum_exp},
     {"Softmax", expand_softmax},
     {ops::aten::kLogSoftmaxBackward, expand_softmax_backward},
     {ops::aten::kNllLoss, expand_nll},

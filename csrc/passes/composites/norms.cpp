@@ -1,6 +1,7 @@
-// Norms over the last dims: layer norm and RMS norm.
+// Norms over the last dims: layer norm and RMS norm; variances and deviations over them.
 #include "ops/aten.h"
 #include "ops/aten_names.h"
+#include "ops/fusion.h"
 #include "ops/normalization.h"
 #include "ops/shapes.h"
 #include "passes/arguments.h"
@@ -8,12 +9,16 @@
 #include "passes/known_sizes.h"
 #include "passes/unread.h"
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
+#include <optional>
 
 namespace torch_ort::passes::composites {
 
 namespace {
 
+using ir::Dim;
 using ir::DType;
 using ir::Graph;
 using ir::Node;
@@ -166,6 +171,54 @@ bool expand_rms_norm_backward(Graph& graph, Node& node) {
   return true;
 }
 
+// ---- variances and deviations, and means beside them
+
+// The axes of a reduction, if they are some of the last ones, but not all: then rows have results.
+std::optional<Shape> find_row_axes(const Node& node, const ops::Arg& dims, const Value& x) {
+  const auto* given = std::get_if<ops::ArgList>(&dims.value);
+  const int64_t rank = ops::rank_of(x);
+  if (given == nullptr || given->empty() || static_cast<int64_t>(given->size()) >= rank) {
+    return std::nullopt;
+  }
+  const Shape last = range(rank - static_cast<int64_t>(given->size()), rank);
+  for (const ops::Arg& dim : *given) {
+    const Dim axis = ops::wrap_axis(node, integer(dim), rank);
+    if (std::find(last.begin(), last.end(), axis) == last.end()) return std::nullopt;
+  }
+  return last;
+}
+
+// The squared distances from the mean, added up and divided by as many as there are, less the
+// correction; what is less than 0 counts as 0.
+bool expand_variance(Graph& graph, Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  if (call.overload != "correction" || !is_fusible_float(x) || ops::rank_of(*x) == 0) return false;
+  const std::optional<Shape> axes = find_row_axes(node, call.args.at(1), *x);
+  const ops::Arg& given = call.args.at(2);
+  const std::optional<double> correction = given.is_none() ? 1 : ops::as_double(given);
+  const auto* keeps = std::get_if<bool>(&call.args.at(3).value);
+  if (!axes || keeps == nullptr || !correction || *correction != std::floor(*correction)) {
+    return false;
+  }
+  const Dim count = ir::numel(Shape(
+      x->type.shape->end() - static_cast<std::ptrdiff_t>(axes->size()), x->type.shape->end()));
+  if (!KnownSizes(graph).is_known(count)) return false;
+  const Dim rest = ops::minus(count, static_cast<int64_t>(*correction));
+
+  Expander write(graph, node, *x);
+  ops::Formula& f = write.formula();
+  Value *numbers = write.number(x), *mean = f.mean(numbers, *axes);
+  Value* squares = f.square(f.sub(numbers, mean));
+  Value* total = write.reduce("ReduceSum", squares, *axes, *keeps);
+  Value* variance =
+      write.make("Div", {total, write.ratio(1, Dim::make(ir::DimOp::kMax, rest, 0), 1)});
+  const bool is_root = call.op == ops::aten::kStd || call.op == ops::aten::kStdMean;
+  write.replace(0, is_root ? write.make("Sqrt", {variance}) : variance);
+  write.replace(1, *keeps ? mean : write.reshape(mean, *total->type.shape));
+  return true;
+}
+
 constexpr Expansion kRows[] = {
     {"LayerNormalization", expand_layer_norm},
     {"RMSNormalization", expand_rms_norm},
@@ -173,6 +226,10 @@ constexpr Expansion kRows[] = {
     {ops::aten::kLayerNormBackward, expand_layer_norm_backward},
     {ops::aten::kRmsNorm, expand_fused_rms_norm},
     {ops::aten::kRmsNormBackward, expand_rms_norm_backward},
+    {ops::aten::kStd, expand_variance},
+    {ops::aten::kStdMean, expand_variance},
+    {ops::aten::kVar, expand_variance},
+    {ops::aten::kVarMean, expand_variance},
 };
 
 }  // namespace
