@@ -170,8 +170,10 @@ TABLE: tuple[Row, ...] = (
          _parse_bool, _check_bool),
     Row("emulate_eager_casts", "TORCH_ORT_EMULATE_EAGER_CASTS", False, "bool",
          "Round every bfloat16 and float16 value inside fused regions as eager PyTorch does. "
-         "False: regions compute in float32 and round only the values that leave them, which is "
-         "closer to the exact result.",
+         "False: regions compute in float32 and round only the values that leave them, and a cast "
+         "of a program's own to a shorter dtype and back, as in `x.half().float()`, may be left "
+         "out, as by inductor. That is closer to the exact result, but a program that wants to see "
+         "the rounded number, or its overflow, needs True. Files of `export_onnx` keep all casts.",
          _parse_bool, _check_bool),
     Row("save_onnx", "ORTMODULE_SAVE_ONNX", False, "bool",
          "Write each compiled graph to `<onnx_prefix>_<number>_captured.onnx` and "

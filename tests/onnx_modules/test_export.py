@@ -187,3 +187,73 @@ def test_numbers_names_and_dims_that_cannot_be(tmp_path: Path) -> None:
     torch_ort.export_onnx(WithOutput(), path, (x,))
     onnx.checker.check_model(path)
     torch.testing.assert_close(by_onnxruntime(path.read_bytes(), x=x), x + 1)
+
+
+class OfWidth(nn.Module):
+    def forward(self, x):
+        return x.exp() if x.shape[0] == 3 else x.sin()
+
+
+class Joined(nn.Module):
+    def forward(self, a, b):
+        return torch.cat([a, b], 1) + 1
+
+
+WRONG_NAMES = {
+    "the width of a weight": (nn.Linear(3, 2), {"input": {1: "n"}}, "for the size of the call"),
+    "a size in a branch": (OfWidth(), {"x": {0: "n"}}, "for the size of the call"),
+    "no name": (Numbered(), {"x": {0: ""}}, "got '', want a name of letters and digits"),
+    "two names": (Joined(), {"a": {0: "n"}, "b": {0: "m"}}, "as large as 'n'; want one name"),
+    "one name": (
+        Joined(), {"a": {1: "n"}, "b": {1: "n"}}, "got 'n' for a size of 4, which names one of 3"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_NAMES)
+def test_names_of_sizes_that_are_none(name: str, tmp_path: Path) -> None:
+    module, dynamic, words = WRONG_NAMES[name]
+    inputs = [torch.randn(3, 3), torch.randn(3, 4)][: len(dynamic)]
+    with pytest.raises(UserError, match=rf"export_onnx: dynamic: dim \d of '\w+': .*{words}"):
+        torch_ort.export_onnx(module, tmp_path / "net.onnx", inputs, dynamic=dynamic)
+    assert not list(tmp_path.iterdir())
+
+
+class Rounded(nn.Module):
+    def forward(self, x):
+        return x.half().float() - x.bfloat16().float()
+
+
+def test_casts_of_the_model_stay_in_the_file(tmp_path: Path) -> None:
+    path, x = tmp_path / "net.onnx", torch.tensor([[1e5, 0.1, -0.7192]])
+    torch_ort.export_onnx(Rounded(), path, (x,))
+    torch.testing.assert_close(by_onnxruntime(path.read_bytes(), x=x), Rounded()(x))
+
+
+class Selecting(nn.Module):
+    def forward(self, x):
+        return x[torch.tensor([0, 1]), torch.tensor([1, -1])]
+
+
+class Given(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return self.weight, x
+
+
+def test_files_of_named_and_fixed_sizes_can_be_read(tmp_path: Path) -> None:
+    path, x = tmp_path / "net.onnx", torch.randn(3, 4)
+    torch_ort.export_onnx(Selecting(), path, (x,), dynamic={"x": {0: "n"}})
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(torch_ort.load_onnx(path)(x), Selecting()(x))
+    torch.testing.assert_close(by_onnxruntime(path.read_bytes(), x=x), Selecting()(x))
+
+
+def test_short_floats_that_nothing_computes_with(tmp_path: Path) -> None:
+    path, x = tmp_path / "net.onnx", torch.tensor([1.5, 2.0], dtype=torch.bfloat16)
+    torch_ort.export_onnx(Given().bfloat16(), path, (x,))
+    onnx.checker.check_model(path, full_check=True)
+    torch.testing.assert_close(torch_ort.load_onnx(path)(x), Given().bfloat16()(x))

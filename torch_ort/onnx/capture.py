@@ -43,6 +43,26 @@ def name_sizes(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
         _rename_sizes(graph, lambda text: symbols.sub(lambda found: wanted[found[1]], text))
 
 
+def fix_sizes(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
+    """Put numbers in the places of symbols of sizes, in all shapes of the graph."""
+    if not sizes:
+        return
+    symbols = re.compile(rf"\b({'|'.join(map(re.escape, sizes))})\b")
+    for each in graphs_of(graph):
+        for value in (*each.input, *each.value_info, *each.output):
+            for dim in value.type.tensor_type.shape.dim:
+                text = symbols.sub(lambda found: str(sizes[found[1]]), dim.dim_param)
+                if text == dim.dim_param:
+                    continue
+                if {*re.findall(r"[A-Za-z_]\w*", text)} <= _FUNCTIONS.keys():
+                    dim.dim_value = eval(text, dict(_FUNCTIONS))  # the engine's own expression
+                else:
+                    dim.dim_param = text
+
+
+_FUNCTIONS = {"min": min, "max": max}
+
+
 def _rename_sizes(graph: onnx.GraphProto, renamed: Callable[[str], str]) -> None:
     for each in graphs_of(graph):
         for value in (*each.input, *each.value_info, *each.output):

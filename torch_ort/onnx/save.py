@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx.version_converter
 import torch
 from torch import nn
 
 from torch_ort import _C
 from torch_ort.core.policy import ORTModuleFallbackException
-from torch_ort.onnx.capture import captured_model, name_sizes, name_values
+from torch_ort.onnx.capture import captured_model, fix_sizes, name_sizes, name_values
 from torch_ort.onnx.graphs import Names, nodes_of
 from torch_ort.onnx.load import OnnxModule, is_of_file
 from torch_ort.onnx.weights import save, with_weights
@@ -23,6 +24,7 @@ from torch_ort.ortmodule import ORTModule
 
 # Of files, unless the caller names one.
 _OPSET = 20
+_OPSET_OF_BFLOAT16 = 13
 
 # Sizes that vary, by input and dim; True: all of them.
 Dynamic = Mapping[str, Mapping[int, str]] | bool
@@ -67,7 +69,8 @@ def export_onnx(
         Unsupported: The module cannot be captured whole, or calls operators that ONNX has not.
         UserError: A weight of a loaded module has other sizes than in the file, or a layer of it
             was replaced, as by an adapter that is not merged. A name in `dynamic` is no input, or
-            the name of an output is taken.
+            names a size that the model has fixed, or two that differ; two names are given to one
+            size. The name of an output is taken.
         OSError: The file cannot be written.
     """
     module = _inner(module)
@@ -129,7 +132,8 @@ def _exported(
     module.eval()
     try:
         with torch.no_grad():
-            config = {"strict": True, "opset": opset or _OPSET}
+            # Casts of the model to a shorter dtype and back stay in the file.
+            config = {"strict": True, "opset": opset or _OPSET, "emulate_eager_casts": True}
             model = captured_model(module, lambda call: call(*args, **kwargs), config)
     except ORTModuleFallbackException as error:
         raise _C.Unsupported(f"export_onnx: {error}") from error
@@ -163,9 +167,23 @@ def _exported(
             f"export_onnx: output_names: got {len(output_names)}, want {len(graph.output)}"
         )
     name_values(graph, names, list(output_names))
+    model = _with_enough_opset(model)
+    graph = model.graph
     if dynamic is not True:
         _settle_sizes(graph, dynamic or {}, _tensors(module, args, kwargs))
     return model
+
+
+def _with_enough_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Give the model in an opset that has Identity for the dtypes of its outputs."""
+    is_short = any(
+        value.type.tensor_type.elem_type == onnx.TensorProto.BFLOAT16
+        for value in model.graph.output
+    )
+    (standard,) = [each for each in model.opset_import if each.domain in ("", "ai.onnx")]
+    if not is_short or standard.version >= _OPSET_OF_BFLOAT16:
+        return model
+    return onnx.version_converter.convert_version(model, _OPSET_OF_BFLOAT16)
 
 
 def _names_of(arguments: Mapping[str, Any]) -> set[str]:
@@ -212,25 +230,54 @@ def _settle_sizes(
     if unknown:
         there = ", ".join(value.name for value in graph.input)
         raise _C.UserError(f"export_onnx: dynamic: got {', '.join(unknown)}, want some of {there}")
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in graph.input}
-    for name, places in dynamic.items():
-        beyond = [place for place in places if not 0 <= place < ranks[name]]
-        if beyond:
-            most = ranks[name] - 1
-            raise _C.UserError(
-                f"export_onnx: dynamic: dim of '{name}': got {beyond[0]}, want 0 to {most}"
-            )
-    wanted: dict[str, str] = {}
-    fixed: dict[str, int] = {}
-    for value in graph.input:
-        for place, dim in enumerate(value.type.tensor_type.shape.dim):
-            name = dynamic.get(value.name, {}).get(place)
-            if name and dim.dim_param.isidentifier():
-                wanted.setdefault(dim.dim_param, name)
-            elif dim.dim_param and value.name in tensors:
-                fixed.setdefault(dim.dim_param, tensors[value.name].shape[place])
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in fixed and dim.dim_param not in wanted:
-                dim.dim_value = fixed[dim.dim_param]
+    places = {
+        (value.name, place): dim.dim_param
+        for value in graph.input
+        for place, dim in enumerate(value.type.tensor_type.shape.dim)
+    }
+    wanted = _wanted_symbols(dynamic, places, tensors)
+    fixed = {
+        symbol: tensors[name].shape[place]
+        for (name, place), symbol in places.items()
+        if symbol.isidentifier() and symbol not in wanted and name in tensors
+    }
+    fix_sizes(graph, fixed)
     name_sizes(graph, wanted)
+
+
+def _wanted_symbols(
+    dynamic: Mapping[str, Mapping[int, str]], places: Mapping[tuple[str, int], str],
+    tensors: Mapping[str, torch.Tensor],
+) -> dict[str, str]:  # fmt: skip
+    """Give the name of each symbol that is to get one."""
+    wanted: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for name, named in dynamic.items():
+        for place, word in named.items():
+            dim = f"export_onnx: dynamic: dim {place} of '{name}'"
+            if (name, place) not in places:
+                most = max((p for n, p in places if n == name), default=-1)
+                raise _C.UserError(
+                    f"export_onnx: dynamic: dim of '{name}': got {place}, want 0 to {most}"
+                )
+            if not word.isidentifier():
+                raise _C.UserError(f"{dim}: got {word!r}, want a name of letters and digits")
+            symbol = places[name, place]
+            if not symbol.isidentifier():
+                raise _C.UserError(
+                    f"{dim}: got '{word}', but the model could only be captured for "
+                    f"{f'a size of {symbol}' if symbol else 'the size of the call'}; want no name"
+                )
+            if wanted.setdefault(symbol, word) != word:
+                raise _C.UserError(
+                    f"{dim}: got '{word}', but it is always as large as '{wanted[symbol]}'; want "
+                    "one name for both"
+                )
+            if name in tensors:
+                size = tensors[name].shape[place]
+                if sizes.setdefault(word, size) != size:
+                    raise _C.UserError(
+                        f"{dim}: got '{word}' for a size of {size}, which names one of "
+                        f"{sizes[word]}, too; want a name for each"
+                    )
+    return wanted
