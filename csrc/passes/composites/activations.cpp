@@ -49,14 +49,9 @@ class Activation {
 
   Value* where(Value* condition, Value* x, Value* y) { return make("Where", {condition, x, y}); }
   Value* greater(Value* x, double number) { return make("Greater", {x, constant(number)}); }
-  Value* log1p(Value* x) {
-    return write_.make_ours("Log1p", {x}, write_.typed(*x->type.shape, *x));
-  }
-  // e^-|x|, which is never infinite
-  Value* decay(Value* x) { return make("Exp", {make("Neg", {make("Abs", {x})})}); }
   // log(1 + e^x)
   Value* softplus(Value* x) {
-    return make("Add", {make("Max", {x, constant(0)}), log1p(decay(x))});
+    return make("Add", {make("Max", {x, constant(0)}), write_.log1p(write_.decay(x))});
   }
 
   bool replace(Value* result, size_t output = 0) {
@@ -145,37 +140,49 @@ bool expand_log_sigmoid(Graph& graph, Node& node) {
   const Value* second = node.outputs.size() > 1 ? node.outputs[1] : nullptr;
   const bool is_read = second != nullptr && !second->uses.empty();
   if (is_read && second->type.shape != x->type.shape) return false;
-  Activation write(graph, node, *x);
+  Expander write(graph, node, *x);
   x = write.number(x);
-  Value *decay = write.decay(x), *least = write.make("Min", {x, write.constant(0)});
-  write.replace(write.make("Sub", {least, write.log1p(decay)}));
-  return second == nullptr || write.replace(decay, 1);
+  Value* decay = write.decay(x);
+  write.replace_elements(0, write.log_sigmoid(x, decay));
+  if (second != nullptr) write.replace_elements(1, decay);
+  return true;
+}
+
+// The operand of a call and the number that comes after it.
+struct Numbered {
+  Value* x;
+  double number;
+};
+
+std::optional<Numbered> find_numbered(const Node& node) {
+  const ops::Call call = ops::decode_aten(node);
+  Value* x = tensor(call.args.at(0));
+  const std::optional<double> number = ops::as_double(call.args.at(1));
+  if (!is_fusible_float(x) || !number) return std::nullopt;
+  return Numbered{x, *number};
 }
 
 bool expand_hard_shrink(Graph& graph, Node& node) {
-  const ops::Call call = ops::decode_aten(node);
-  Value* x = tensor(call.args.at(0));
-  const std::optional<double> lambda = ops::as_double(call.args.at(1));
-  if (!is_fusible_float(x) || !lambda) return false;
-  Activation write(graph, node, *x);
-  x = write.number(x);
-  Value* is_small = write.make("And", {write.make("GreaterOrEqual", {x, write.constant(-*lambda)}),
-                                       write.make("LessOrEqual", {x, write.constant(*lambda)})});
+  const std::optional<Numbered> of = find_numbered(node);
+  if (!of) return false;
+  Activation write(graph, node, *of->x);
+  Value *x = write.number(of->x), *lambda = write.constant(of->number);
+  Value* is_small =
+      write.make("And", {write.make("GreaterOrEqual", {x, write.constant(-of->number)}),
+                         write.make("LessOrEqual", {x, lambda})});
   return write.replace(write.where(is_small, write.constant(0), x));
 }
 
 bool expand_soft_shrink(Graph& graph, Node& node) {
-  const ops::Call call = ops::decode_aten(node);
-  Value* x = tensor(call.args.at(0));
-  const std::optional<double> lambda = ops::as_double(call.args.at(1));
-  if (!is_fusible_float(x) || !lambda) return false;
-  Activation write(graph, node, *x);
-  x = write.number(x);
+  const std::optional<Numbered> of = find_numbered(node);
+  if (!of) return false;
+  Activation write(graph, node, *of->x);
+  Value *x = write.number(of->x), *lambda = write.constant(of->number);
   Value* zero = write.make("Mul", {x, write.constant(0)});  // with its sign, and NaN stays
-  Value* is_low = write.make("Less", {x, write.constant(-*lambda)});
-  Value* low = write.where(is_low, write.make("Add", {x, write.constant(*lambda)}), zero);
-  Value* high = write.make("Sub", {x, write.constant(*lambda)});
-  return write.replace(write.where(write.greater(x, *lambda), high, low));
+  Value* is_low = write.make("Less", {x, write.constant(-of->number)});
+  Value* low = write.where(is_low, write.make("Add", {x, lambda}), zero);
+  return write.replace(
+      write.where(write.greater(x, of->number), write.make("Sub", {x, lambda}), low));
 }
 
 bool expand_threshold(Graph& graph, Node& node) {

@@ -20,8 +20,6 @@ using ir::Node;
 using ir::Shape;
 using ir::Value;
 
-enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
-
 // ---- what all of these losses take
 
 // The operands of a loss, or those of its gradient, which has the incoming one first.
@@ -76,9 +74,7 @@ class LossWriter {
   Value* number(Value* value) { return write_.number(value); }
   Value* constant(double number) { return write_.constant(number); }
   Value* make(const char* op, std::vector<Value*> inputs) { return write_.make(op, inputs); }
-  Value* log1p(Value* x) {
-    return write_.make_ours("Log1p", {x}, write_.typed(*x->type.shape, *x));
-  }
+  Value* log_sigmoid() { return write_.log_sigmoid(x, write_.decay(x)); }
   Value* error() { return f_.sub(x, target); }
 
   // The result of the loss, from those of its elements.
@@ -186,7 +182,7 @@ bool may_weigh(const Value* weight, const Value& x) {
 }
 
 // (1 - target) x - log(sigmoid(x)), where the weight of positive ones stands before the logarithm:
-// 1 + (weight - 1) target. log(sigmoid(x)) is min(x, 0) - log(1 + e^-|x|).
+// 1 + (weight - 1) target.
 bool expand_binary(Graph& graph, Node& node) {
   const std::optional<Loss> loss = find_loss(graph, node, {.reduction = 4});
   if (!loss) return false;
@@ -194,9 +190,7 @@ bool expand_binary(Graph& graph, Node& node) {
   if (!may_weigh(weight, *loss->x) || !may_weigh(positive, *loss->x)) return false;
   LossWriter write(graph, node, *loss);
   ops::Formula& f = write.formula();
-  Value* decay = write.make("Exp", {write.make("Neg", {write.make("Abs", {write.x})})});
-  Value* least = write.make("Min", {write.x, write.constant(0)});
-  Value* logarithm = f.sub(least, write.log1p(decay));
+  Value* logarithm = write.log_sigmoid();
   if (positive != nullptr) {
     Value* more = f.sub(write.number(positive), write.constant(1));
     logarithm = f.mul(f.add(f.mul(more, write.target), write.constant(1)), logarithm);

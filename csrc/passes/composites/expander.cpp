@@ -63,6 +63,14 @@ Value* Expander::sum_all(Value* value) {
   return make("ReduceSum", {value}, {{"keepdims", Dim(0)}});
 }
 
+Value* Expander::log1p(Value* x) { return make_ours("Log1p", {x}, typed(*x->type.shape, *x)); }
+
+Value* Expander::decay(Value* x) { return make("Exp", {make("Neg", {make("Abs", {x})})}); }
+
+Value* Expander::log_sigmoid(Value* x, Value* decay) {
+  return make("Sub", {make("Min", {x, constant(0)}), log1p(decay)});
+}
+
 ir::Type Expander::typed(const Shape& shape, const Value& like) const {
   return {.dtype = dtype_, .shape = shape, .device = like.type.device};
 }

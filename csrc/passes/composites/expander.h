@@ -11,6 +11,9 @@
 
 namespace torch_ort::passes::composites {
 
+// How an operator of a loss makes one number of many, as PyTorch numbers it.
+enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
+
 struct Expansion {
   std::string_view op;  // a standard op, or the operator of an ATen node
   // Writes nodes whose results replace those of the node; false if it leaves the node as it is.
@@ -46,6 +49,12 @@ class Expander : public ops::Writer {
   // x * factor + offset, in the shape of `x`.
   ir::Value* mul_add(ir::Value* x, ir::Value* factor, ir::Value* offset);
   ir::Value* sum_all(ir::Value* value);
+  // log(1 + x), which keeps the digits of a small x.
+  ir::Value* log1p(ir::Value* x);
+  // e^-|x|, which is never infinite.
+  ir::Value* decay(ir::Value* x);
+  // log(sigmoid(x)), of x and its decay: min(x, 0) - log(1 + e^-|x|).
+  ir::Value* log_sigmoid(ir::Value* x, ir::Value* decay);
   // The type of a value with this shape in the dtype that the formulas compute in.
   ir::Type typed(const ir::Shape& shape, const ir::Value& like) const;
 

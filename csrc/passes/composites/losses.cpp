@@ -136,8 +136,6 @@ bool expand_softmax_backward(Graph& graph, Node& node) {
 
 // ---- losses
 
-enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
-
 // Whether the loss takes rows of log-probabilities and one label for each, without weights, and the
 // label that is ignored is no size of another tensor.
 bool is_plain_nll(const Value* x, const Value* target, const Value* weight,

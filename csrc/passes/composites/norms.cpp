@@ -180,7 +180,7 @@ std::optional<Shape> find_row_axes(const Node& node, const ops::Arg& dims, const
   if (given == nullptr || given->empty() || static_cast<int64_t>(given->size()) >= rank) {
     return std::nullopt;
   }
-  const Shape last = range(rank - static_cast<int64_t>(given->size()), rank);
+  Shape last = range(rank - static_cast<int64_t>(given->size()), rank);
   for (const ops::Arg& dim : *given) {
     const Dim axis = ops::wrap_axis(node, integer(dim), rank);
     if (std::find(last.begin(), last.end(), axis) == last.end()) return std::nullopt;
