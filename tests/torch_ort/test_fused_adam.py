@@ -548,6 +548,19 @@ def test_hooks_around_a_state_see_all_of_it() -> None:
     assert optimizer.param_groups[0]["step"] == 2
 
 
+def test_hooks_of_the_program_change_a_state_before_it_is_checked() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    theirs = torch.optim.AdamW([parameter], lr=0.5, amsgrad=True)
+    ours = FusedAdam([parameter])
+
+    def without(optimizer, state):
+        return {**state, "param_groups": [{**g, "amsgrad": False} for g in state["param_groups"]]}
+
+    ours.register_load_state_dict_pre_hook(without)
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.param_groups[0]["lr"] == 0.5
+
+
 @pytest.mark.parametrize("name", ["amsgrad", "maximize"])
 def test_states_of_other_rules_are_refused(name: str) -> None:
     params = make_parameters()

@@ -302,12 +302,16 @@ class ScaledStep(torch.optim.Optimizer):
             ValueError: the state has amsgrad or maximize, or does not fit the groups.
         """
         read: list[dict[str, Any]] = []
-        before = self.register_load_state_dict_pre_hook(lambda _, given: read.append(given))
+
+        def take(_: Any, given: dict[str, Any]) -> None:
+            self._check_loaded(given)  # as hooks of the program have left it
+            read.append(given)
+
+        before = self.register_load_state_dict_pre_hook(take)
         after = self.register_load_state_dict_post_hook(
             lambda _: self._take_over(read[0]), prepend=True
         )
         try:
-            self._check_loaded(state_dict)
             super().load_state_dict(state_dict)
         finally:
             before.remove()
