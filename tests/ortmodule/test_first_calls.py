@@ -65,8 +65,16 @@ def another_factor_first(module, y):
     return y * 2
 
 
+def another_constant_first(module, y):
+    y = y * torch.tensor([1.0, float(not module.flag), 3.0, 4.0])
+    module.flag = True
+    return y
+
+
 @pytest.mark.hands_over("a parameter is written into, or nothing of the first call is captured")
-@pytest.mark.parametrize("function", [scale_of_the_first_rows, another_factor_first])
+@pytest.mark.parametrize(
+    "function", [scale_of_the_first_rows, another_factor_first, another_constant_first]
+)
 def test_what_the_first_call_sets_up_is_set_up(function):
     compare(function)
     counters = torch_ort.counters()
@@ -80,6 +88,15 @@ def test_a_constant_that_changes_nothing_costs_no_call():
         if module.name == "a":
             module.name = "b"
         return y * 2
+
+    compare(noted)
+    assert torch_ort.counters()["forward_runs"] == 5
+
+
+def test_constants_that_are_equal_in_the_first_call_cost_none():
+    def noted(module, y):
+        module.flag = True
+        return y + torch.tensor([1.0, 2.0, float("nan"), 4.0]).nan_to_num()
 
     compare(noted)
     assert torch_ort.counters()["forward_runs"] == 5

@@ -151,13 +151,30 @@ def record(
     if is_settled():
         return first
     recording = _Recorder(inputs, new_size, keeps_casts).run(function, is_complete)
-    recording.is_like_first = _calls_of(recording) == _calls_of(first)
+    recording.is_like_first = _are_alike(recording, first)
     return recording
+
+
+def _are_alike(a: Recording, b: Recording) -> bool:
+    """Tell whether two recordings make the same calls, with equal constants."""
+    if _calls_of(a) != _calls_of(b):
+        return False
+    names = {node.target for node in a.module.graph.find_nodes(op="get_attr")}
+    return all(_is_equal(getattr(a.module, name), getattr(b.module, name)) for name in names)
 
 
 def _calls_of(recording: Recording) -> list[tuple[Any, ...]]:
     nodes = recording.module.graph.nodes
     return [(node.op, node.target, repr(node.args), repr(node.kwargs)) for node in nodes]
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    """Tell whether two constants are tensors of the same numbers; graphs are made anew."""
+    if a is b or not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return type(a) is type(b)
+    if (a.dtype, a.shape, a.device) != (b.dtype, b.shape, b.device):
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 class RecordedInputs:
