@@ -106,3 +106,17 @@ def test_gated_units(dim: int, dtype: torch.dtype, shape: tuple[int, ...]) -> No
         nodes = torch_ort.explain(run, x.requires_grad_()).graphs[0].nodes
         assert nodes["torch_ort.Region"] > 0
         assert nodes["org.pytorch.aten.ATen"] == 0
+
+
+@pytest.mark.parametrize("name", ["weight", "pos_weight"])
+def test_a_weight_with_more_numbers_than_the_loss_raises_as_in_eager(name: str) -> None:
+    def loss(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        given = {name: weight}
+        return nn.functional.binary_cross_entropy_with_logits(x, x.detach().sigmoid(), **given)
+
+    compiled = torch.compile(loss, backend="ort")
+    x = torch.ones(1, 9)
+    torch.testing.assert_close(compiled(x, torch.ones(9) * 2), loss(x, torch.ones(9) * 2))
+    for call in (loss, compiled):
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            call(x, torch.ones(5, 9))

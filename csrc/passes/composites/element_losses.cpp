@@ -8,6 +8,7 @@
 #include "passes/composites/expander.h"
 #include "passes/known_sizes.h"
 
+#include <algorithm>
 #include <optional>
 
 namespace torch_ort::passes::composites {
@@ -175,10 +176,15 @@ bool expand_smooth_grad(Graph& graph, Node& node) {
 
 // ---- binary cross-entropy
 
-// Whether a weight that may be missing is one that a region can take.
+// Whether a weight that may be missing is one that a region can take, and that has a number for
+// each x. PyTorch raises an error for a weight that has more.
 bool may_weigh(const Value* weight, const Value& x) {
-  return weight == nullptr || (is_fusible_float(weight) && weight->type.dtype == x.type.dtype &&
-                               ops::rank_of(*weight) <= ops::rank_of(x));
+  if (weight == nullptr) return true;
+  if (!is_fusible_float(weight) || weight->type.dtype != x.type.dtype) return false;
+  const Shape &given = *weight->type.shape, &wanted = *x.type.shape;
+  if (given.size() > wanted.size()) return false;
+  const auto fits = [](const Dim& a, const Dim& b) { return a == Dim(1) || a == b; };
+  return std::equal(given.rbegin(), given.rend(), wanted.rbegin(), fits);
 }
 
 // (1 - target) x - log(sigmoid(x)), where the weight of positive ones stands before the logarithm:

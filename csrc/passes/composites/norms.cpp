@@ -189,7 +189,9 @@ std::optional<Shape> find_row_axes(const Node& node, const ops::Arg& dims, const
 }
 
 // The squared distances from the mean, added up and divided by as many as there are, less the
-// correction; what is less than 0 counts as 0.
+// correction; what is less than 0 counts as 0. PyTorch adds up in float64. Here distances are
+// divided by the largest of their row, so that no square is lost or infinite, and what their sum is
+// off from 0, because the mean is rounded, is taken out.
 bool expand_variance(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value* x = tensor(call.args.at(0));
@@ -198,6 +200,7 @@ bool expand_variance(Graph& graph, Node& node) {
   const ops::Arg& given = call.args.at(2);
   const std::optional<double> correction = given.is_none() ? 1 : ops::as_double(given);
   const auto* keeps = std::get_if<bool>(&call.args.at(3).value);
+  if (node.outputs[0] == nullptr || !node.outputs[0]->type.is_known()) return false;
   if (!axes || keeps == nullptr || !correction || *correction != std::floor(*correction)) {
     return false;
   }
@@ -208,14 +211,22 @@ bool expand_variance(Graph& graph, Node& node) {
 
   Expander write(graph, node, *x);
   ops::Formula& f = write.formula();
+  constexpr double kLeast = 1e-37;  // its reciprocal is finite
   Value *numbers = write.number(x), *mean = f.mean(numbers, *axes);
-  Value* squares = f.square(f.sub(numbers, mean));
-  Value* total = write.reduce("ReduceSum", squares, *axes, *keeps);
-  Value* variance =
-      write.make("Div", {total, write.ratio(1, Dim::make(ir::DimOp::kMax, rest, 0), 1)});
+  Value* distances = f.sub(numbers, mean);
+  Value* largest = f.max(write.make("Abs", {distances}), *axes);
+  Value* unit = write.make("Max", {largest, write.constant(kLeast)});
+  Value* parts = f.quotient(distances, unit);
+  Value* off = f.square(f.sum(parts, *axes));
+  Value* squares = f.sub(f.sum(f.square(parts), *axes), f.mul(off, write.ratio(1, 1, count)));
+  Value* divisor = write.ratio(1, Dim::make(ir::DimOp::kMax, rest, 0), 1);
+  Value* share = write.make("Div", {write.make("Max", {squares, write.constant(0)}), divisor});
   const bool is_root = call.op == ops::aten::kStd || call.op == ops::aten::kStdMean;
-  write.replace(0, is_root ? write.make("Sqrt", {variance}) : variance);
-  write.replace(1, *keeps ? mean : write.reshape(mean, *total->type.shape));
+  Value* result =
+      is_root ? f.mul(write.make("Sqrt", {share}), unit) : f.mul(f.mul(share, unit), unit);
+  const Shape& shape = *node.outputs[0]->type.shape;
+  write.replace(0, *keeps ? result : write.reshape(result, shape));
+  write.replace(1, *keeps ? mean : write.reshape(mean, shape));
   return true;
 }
 
