@@ -261,8 +261,8 @@ bool expand_elu_grad(Graph& graph, Node& node) {
                      ? write.make("Add", {x, write.constant(most)})
                      : write.scaled(write.make("Exp", {write.scaled(x, *input_scale)}), most);
   Value* falling = write.make("Mul", {dy, write.scaled(slope, *input_scale)});
-  Value* is_low = write.make("LessOrEqual", {x, write.constant(0)});
-  return write.replace(write.make("Where", {is_low, falling, write.scaled(dy, *scale)}));
+  // NaN is falling, as in PyTorch's vectors.
+  return write.replace(write.where(write.greater(x, 0), write.scaled(dy, *scale), falling));
 }
 
 // dy, times sigmoid(beta x) up to the threshold

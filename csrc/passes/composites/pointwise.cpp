@@ -9,6 +9,8 @@
 #include "passes/dropout.h"
 #include "passes/known_sizes.h"
 
+#include <cmath>
+
 namespace torch_ort::passes::composites {
 
 namespace {
@@ -153,8 +155,8 @@ bool expand_lerp(Graph& graph, Node& node) {
   ops::Formula& f = write.formula();
   a = f.number(a), b = f.number(b);
   Value* whole = f.sub(b, a);
-  write.replace_elements(0, *weight < 0.5 ? f.add(a, f.scaled(whole, *weight))
-                                          : f.sub(b, f.scaled(whole, 1 - *weight)));
+  write.replace_elements(0, std::abs(*weight) < 0.5 ? f.add(a, f.scaled(whole, *weight))
+                                                    : f.sub(b, f.scaled(whole, 1 - *weight)));
   return true;
 }
 
