@@ -36,23 +36,16 @@ def captured_model(
                 file.unlink()
 
 
-def name_sizes(graph: onnx.GraphProto, wanted: Mapping[str, str]) -> None:
-    """Rename symbols of sizes, in all shapes of the graph."""
-    if wanted:
-        symbols = re.compile(rf"\b({'|'.join(map(re.escape, wanted))})\b")
-        _rename_sizes(graph, lambda text: symbols.sub(lambda found: wanted[found[1]], text))
-
-
-def fix_sizes(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
-    """Put numbers in the places of symbols of sizes, in all shapes of the graph."""
-    if not sizes:
+def name_sizes(graph: onnx.GraphProto, wanted: Mapping[str, str | int]) -> None:
+    """Put names or numbers in the places of symbols of sizes, in all shapes of the graph."""
+    if not wanted:
         return
-    symbols = re.compile(rf"\b({'|'.join(map(re.escape, sizes))})\b")
+    symbols = re.compile(rf"\b({'|'.join(map(re.escape, wanted))})\b")
     for each in graphs_of(graph):
         for value in (*each.input, *each.value_info, *each.output):
             for dim in value.type.tensor_type.shape.dim:
-                text = symbols.sub(lambda found: str(sizes[found[1]]), dim.dim_param)
-                if text == dim.dim_param:
+                text = symbols.sub(lambda found: str(wanted[found[1]]), dim.dim_param)
+                if not text:  # a number
                     continue
                 if {*re.findall(r"[A-Za-z_]\w*", text)} <= _FUNCTIONS.keys():
                     dim.dim_value = eval(text, dict(_FUNCTIONS))  # the engine's own expression
@@ -61,14 +54,6 @@ def fix_sizes(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
 
 
 _FUNCTIONS = {"min": min, "max": max}
-
-
-def _rename_sizes(graph: onnx.GraphProto, renamed: Callable[[str], str]) -> None:
-    for each in graphs_of(graph):
-        for value in (*each.input, *each.value_info, *each.output):
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param:
-                    dim.dim_param = renamed(dim.dim_param)
 
 
 def name_values(

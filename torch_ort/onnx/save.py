@@ -16,7 +16,7 @@ from torch import nn
 
 from torch_ort import _C
 from torch_ort.core.policy import ORTModuleFallbackException
-from torch_ort.onnx.capture import captured_model, fix_sizes, name_sizes, name_values
+from torch_ort.onnx.capture import captured_model, name_sizes, name_values
 from torch_ort.onnx.graphs import Names, nodes_of
 from torch_ort.onnx.load import OnnxModule, is_of_file
 from torch_ort.onnx.weights import save, with_weights
@@ -241,8 +241,7 @@ def _settle_sizes(
         for (name, place), symbol in places.items()
         if symbol.isidentifier() and symbol not in wanted and name in tensors
     }
-    fix_sizes(graph, fixed)
-    name_sizes(graph, wanted)
+    name_sizes(graph, wanted | fixed)
 
 
 def _wanted_symbols(

@@ -8,6 +8,7 @@
 #include "passes/arguments.h"
 #include "passes/composites/expander.h"
 #include "passes/known_sizes.h"
+#include "passes/unread.h"
 
 #include <optional>
 
@@ -137,14 +138,12 @@ bool expand_mish(Graph& graph, Node& node) {
 bool expand_log_sigmoid(Graph& graph, Node& node) {
   Value* x = tensor(ops::decode_aten(node).args.at(0));
   if (!is_fusible_float(x)) return false;
-  const Value* second = node.outputs.size() > 1 ? node.outputs[1] : nullptr;
-  const bool is_read = second != nullptr && !second->uses.empty();
-  if (is_read && second->type.shape != x->type.shape) return false;
+  if (is_read(node, 1) && node.outputs[1]->type.shape != x->type.shape) return false;
   Expander write(graph, node, *x);
   x = write.number(x);
   Value* decay = write.decay(x);
   write.replace_elements(0, write.log_sigmoid(x, decay));
-  if (second != nullptr) write.replace_elements(1, decay);
+  write.replace_elements(1, decay);
   return true;
 }
 

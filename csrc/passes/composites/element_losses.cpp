@@ -225,22 +225,15 @@ bool expand_probability_grad(Graph& graph, Node& node) {
 
 // ---- means
 
-// Whether the axes are the last ones, but not all: such means are words of regions.
-bool is_of_rows(const std::vector<int64_t>& axes, int64_t rank) {
-  const auto count = static_cast<int64_t>(axes.size());
-  return count < rank && axes.front() == rank - count;
-}
-
 // A mean over rows, or over everything, of what a region may compute: the sum becomes part of that.
+// Means of rows are words of regions.
 bool expand_mean(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   if (!is_fusible_float(x) || ops::rank_of(*x) == 0 || x->producer == nullptr) return false;
   if (ops::fused_form(*x->producer).kind != ops::FusedForm::Kind::kPointwise) return false;
   const std::optional<std::vector<int64_t>> axes = ops::reduction_axes(node);
-  if (!axes || axes->empty() || is_of_rows(*axes, ops::rank_of(*x))) return false;
-  Shape reduced;
-  for (const int64_t axis : *axes) reduced.push_back(x->type.shape->at(axis));
-  const Dim count = ir::numel(reduced);
+  if (!axes || axes->empty() || are_last(*axes, ops::rank_of(*x))) return false;
+  const Dim count = num_along(*x, *axes);
   if (!KnownSizes(graph).is_known(count)) return false;
   Expander write(graph, node, *x);
   std::vector<Value*> inputs = node.inputs;

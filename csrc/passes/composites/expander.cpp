@@ -121,4 +121,15 @@ Shape range(int64_t begin, int64_t end) {
   return axes;
 }
 
+bool are_last(const std::vector<int64_t>& axes, int64_t rank) {
+  const auto count = static_cast<int64_t>(axes.size());
+  return count > 0 && count < rank && axes.front() == rank - count;
+}
+
+Dim num_along(const Value& x, const std::vector<int64_t>& axes) {
+  Shape reduced;
+  for (const int64_t axis : axes) reduced.push_back(x.type.shape->at(axis));
+  return ir::numel(reduced);
+}
+
 }  // namespace torch_ort::passes::composites

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 namespace torch_ort::passes::composites {
 
@@ -78,5 +79,10 @@ class Expander : public ops::Writer {
 
 // The axes from `begin` to before `end`.
 ir::Shape range(int64_t begin, int64_t end);
+// Whether sorted axes are the last ones of so many, but not all: what is reduced along them has one
+// result for each row.
+bool are_last(const std::vector<int64_t>& axes, int64_t rank);
+// How many elements of `x` go into one result of a reduction along the axes.
+ir::Dim num_along(const ir::Value& x, const std::vector<int64_t>& axes);
 
 }  // namespace torch_ort::passes::composites

@@ -84,14 +84,13 @@ bool expand_log_sum_exp(Graph& graph, Node& node) {
   Value* x = node.inputs[0];
   if (!is_fusible_float(x) || ops::rank_of(*x) == 0) return false;
   const std::optional<std::vector<int64_t>> axes = ops::reduction_axes(node);
-  const auto count = axes ? static_cast<int64_t>(axes->size()) : 0;
   const int64_t rank = ops::rank_of(*x);
-  if (count == 0 || count == rank || axes->front() != rank - count) return false;
+  if (!axes || !are_last(*axes, rank)) return false;
   const Value* result = node.outputs[0];
   if (!result->type.is_known()) return false;
   Expander write(graph, node, *x);
   ops::Formula& f = write.formula();
-  const Shape last = range(rank - count, rank);
+  const Shape last = range(axes->front(), rank);
   Value *numbers = write.number(x), *largest = f.max(numbers, last);
   Value* size = write.make("Abs", {largest});
   Value* is_finite = write.make("Less", {size, write.constant(kInfinity)});

@@ -173,19 +173,15 @@ bool expand_rms_norm_backward(Graph& graph, Node& node) {
 
 // ---- variances and deviations, and means beside them
 
-// The axes of a reduction, if they are some of the last ones, but not all: then rows have results.
-std::optional<Shape> find_row_axes(const Node& node, const ops::Arg& dims, const Value& x) {
+// The axes that a call names, sorted; none for None, which stands for all.
+std::vector<int64_t> sorted_axes(const Node& node, const ops::Arg& dims, int64_t rank) {
   const auto* given = std::get_if<ops::ArgList>(&dims.value);
-  const int64_t rank = ops::rank_of(x);
-  if (given == nullptr || given->empty() || static_cast<int64_t>(given->size()) >= rank) {
-    return std::nullopt;
-  }
-  Shape last = range(rank - static_cast<int64_t>(given->size()), rank);
-  for (const ops::Arg& dim : *given) {
-    const Dim axis = ops::wrap_axis(node, integer(dim), rank);
-    if (std::find(last.begin(), last.end(), axis) == last.end()) return std::nullopt;
-  }
-  return last;
+  if (given == nullptr) return {};
+  Shape named;
+  for (const ops::Arg& dim : *given) named.push_back(integer(dim));
+  std::vector<int64_t> axes = ops::wrap_axes(node, named, rank);
+  std::sort(axes.begin(), axes.end());
+  return axes;
 }
 
 // The squared distances from the mean, added up and divided by as many as there are, less the
@@ -196,29 +192,31 @@ bool expand_variance(Graph& graph, Node& node) {
   const ops::Call call = ops::decode_aten(node);
   Value* x = tensor(call.args.at(0));
   if (call.overload != "correction" || !is_fusible_float(x) || ops::rank_of(*x) == 0) return false;
-  const std::optional<Shape> axes = find_row_axes(node, call.args.at(1), *x);
+  const int64_t rank = ops::rank_of(*x);
+  const std::vector<int64_t> axes = sorted_axes(node, call.args.at(1), rank);
   const ops::Arg& given = call.args.at(2);
   const std::optional<double> correction = given.is_none() ? 1 : ops::as_double(given);
   const auto* keeps = std::get_if<bool>(&call.args.at(3).value);
   if (node.outputs[0] == nullptr || !node.outputs[0]->type.is_known()) return false;
-  if (!axes || keeps == nullptr || !correction || *correction != std::floor(*correction)) {
+  if (!are_last(axes, rank) || keeps == nullptr || !correction ||
+      *correction != std::floor(*correction)) {
     return false;
   }
-  const Dim count = ir::numel(Shape(
-      x->type.shape->end() - static_cast<std::ptrdiff_t>(axes->size()), x->type.shape->end()));
+  const Dim count = num_along(*x, axes);
   if (!KnownSizes(graph).is_known(count)) return false;
   const Dim rest = ops::minus(count, static_cast<int64_t>(*correction));
 
   Expander write(graph, node, *x);
   ops::Formula& f = write.formula();
+  const Shape last = range(axes.front(), rank);
   constexpr double kLeast = 1e-37;  // its reciprocal is finite
-  Value *numbers = write.number(x), *mean = f.mean(numbers, *axes);
+  Value *numbers = write.number(x), *mean = f.mean(numbers, last);
   Value* distances = f.sub(numbers, mean);
-  Value* largest = f.max(write.make("Abs", {distances}), *axes);
+  Value* largest = f.max(write.make("Abs", {distances}), last);
   Value* unit = write.make("Max", {largest, write.constant(kLeast)});
   Value* parts = f.quotient(distances, unit);
-  Value* off = f.square(f.sum(parts, *axes));
-  Value* squares = f.sub(f.sum(f.square(parts), *axes), f.mul(off, write.ratio(1, 1, count)));
+  Value* off = f.square(f.sum(parts, last));
+  Value* squares = f.sub(f.sum(f.square(parts), last), f.mul(off, write.ratio(1, 1, count)));
   Value* divisor = write.ratio(1, Dim::make(ir::DimOp::kMax, rest, 0), 1);
   Value* share = write.make("Div", {write.make("Max", {squares, write.constant(0)}), divisor});
   const bool is_root = call.op == ops::aten::kStd || call.op == ops::aten::kStdMean;

@@ -211,10 +211,11 @@ bool expand_norm(Graph& graph, Node& node) {
   if (call.overload != "ScalarOpt_dim" || !is_fusible_float(x) || ops::rank_of(*x) == 0) {
     return false;
   }
-  const std::optional<double> order = ops::as_double(call.args.at(1));  // none: 2
+  const ops::Arg& given = call.args.at(1);
+  const std::optional<double> order = given.is_none() ? 2 : ops::as_double(given);
   const auto* axes = std::get_if<ops::ArgList>(&call.args.at(2).value);
   const auto* keeps = std::get_if<bool>(&call.args.at(3).value);
-  if (order.value_or(2) != 1 && order.value_or(2) != 2) return false;
+  if (order != 1 && order != 2) return false;
   if (axes == nullptr || axes->empty() || keeps == nullptr) return false;
   ir::Shape dims;
   for (const ops::Arg& axis : *axes) dims.push_back(integer(axis));
