@@ -507,7 +507,7 @@ class Attention : public Kernel {
   }
 
   Heads heads_of(const Layout& layout, int64_t rows, int64_t columns, int64_t heads) const {
-    const bool is_short = layout.dtype == ir::DType::kBFloat16 || layout.dtype == ir::DType::kHalf;
+    const bool is_short = ir::is_short_float(layout.dtype);
     ORT_CHECK(layout.dtype == kDType || (kDType == ir::DType::kFloat && is_short),
               "Attention: dtype: got ", ir::name(layout.dtype), ", want ", ir::name(kDType));
     return Heads(layout, {batches_, heads, rows, columns});

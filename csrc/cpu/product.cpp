@@ -698,7 +698,7 @@ class RowsProductKernel final : public Kernel {
 
 // Whether products of the dtype are computed in float32.
 bool is_short_or_float32(ir::DType dtype) {
-  return dtype == ir::DType::kFloat || dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+  return dtype == ir::DType::kFloat || ir::is_short_float(dtype);
 }
 
 void refuse_dtypes(const region::Product& product) {

@@ -28,9 +28,7 @@ bool is_double(const std::vector<Array>& arrays) {
   size_t doubles = 0;
   for (const Array& each : arrays) {
     doubles += each.dtype == DType::kDouble ? 1 : 0;
-    ORT_CHECK(each.dtype == DType::kDouble || each.dtype == DType::kFloat ||
-                  each.dtype == DType::kBFloat16 || each.dtype == DType::kHalf,
-              "optimizer step: got an array of ", ir::name(each.dtype));
+    ORT_CHECK(ir::is_float(each.dtype), "optimizer step: got an array of ", ir::name(each.dtype));
   }
   ORT_CHECK(doubles == 0 || doubles == arrays.size(),
             "optimizer step: got some arrays of float64 and some of less");

@@ -41,9 +41,10 @@ int64_t size_bytes(DType dtype) {
 }
 
 bool is_float(DType dtype) {
-  return dtype == DType::kFloat || dtype == DType::kDouble || dtype == DType::kHalf ||
-         dtype == DType::kBFloat16;
+  return dtype == DType::kFloat || dtype == DType::kDouble || is_short_float(dtype);
 }
+
+bool is_short_float(DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kHalf; }
 
 bool is_integer(DType dtype) {
   return dtype == DType::kInt8 || dtype == DType::kUInt8 || dtype == DType::kInt16 ||

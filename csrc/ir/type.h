@@ -38,6 +38,7 @@ enum class DType : int32_t {
 int64_t size_bytes(DType dtype);  // of one element; InternalError if undefined
 // Whether it is one of the floating-point types that PyTorch trains with.
 bool is_float(DType dtype);
+bool is_short_float(DType dtype);  // bfloat16 or float16
 // Whether it is one of the integers that PyTorch computes with: signed ones, and uint8.
 bool is_integer(DType dtype);
 bool is_number(DType dtype);                   // is_float or is_integer

@@ -104,8 +104,7 @@ bool Convolution::suits_depthwise() const {
   const Shape& window = *weight->type.shape;
   const Dim& channels = (*x->type.shape)[1];
   const ir::DType dtype = x->type.dtype;
-  const bool has_dtype =
-      dtype == ir::DType::kFloat || dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
+  const bool has_dtype = dtype == ir::DType::kFloat || ir::is_short_float(dtype);
   return has_dtype && !is_of_volumes() && groups == channels && window[0] == channels &&
          window[1] == Dim(1);
 }

@@ -18,12 +18,10 @@ using ir::DType;
 
 bool is_cast(const ir::Node* node) { return ir::is(node, "Cast") && node->outputs[0] != nullptr; }
 
-bool is_short(DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kHalf; }
-
 bool is_round_trip(const ir::Node& narrow, const ir::Node& widen) {
   const DType from = narrow.inputs[0]->type.dtype, to = widen.outputs[0]->type.dtype;
   return from == to && (from == DType::kFloat || from == DType::kDouble) &&
-         is_short(narrow.outputs[0]->type.dtype);
+         ir::is_short_float(narrow.outputs[0]->type.dtype);
 }
 
 }  // namespace

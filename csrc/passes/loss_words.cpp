@@ -26,8 +26,6 @@ using ir::Value;
 
 constexpr int64_t kNoLabel = std::numeric_limits<int64_t>::min();
 
-bool is_short(DType dtype) { return dtype == DType::kBFloat16 || dtype == DType::kHalf; }
-
 bool is_last_kept(const Node& node) {
   const Shape &from = shape_of(*node.inputs[0]), &to = shape_of(*node.outputs[0]);
   return !from.empty() && !to.empty() && from.back() == to.back();
@@ -78,7 +76,8 @@ bool is_cast(const Node& node) {
       !is_fusible_float(node.outputs[0]))
     return false;
   const DType from = node.inputs[0]->type.dtype, to = node.outputs[0]->type.dtype;
-  return (is_short(from) || is_short(to)) && from != DType::kDouble && to != DType::kDouble;
+  return (ir::is_short_float(from) || ir::is_short_float(to)) && from != DType::kDouble &&
+         to != DType::kDouble;
 }
 
 bool keeps_rows(const Node& node) {

@@ -21,7 +21,7 @@ using ir::Value;
 
 bool is_short_matrix(const Value* value) {
   if (value == nullptr || !value->type.is_known() || value->type.shape->size() != 2) return false;
-  return value->type.dtype == DType::kBFloat16 || value->type.dtype == DType::kHalf;
+  return ir::is_short_float(value->type.dtype);
 }
 
 // Whether the value is only returned, or added to a value that is returned, as the gradients of a

@@ -25,8 +25,7 @@ using ir::DType;
 using ir::Value;
 
 bool is_short(const Value& value) {
-  return value.type.is_known() &&
-         (value.type.dtype == DType::kBFloat16 || value.type.dtype == DType::kHalf);
+  return value.type.is_known() && ir::is_short_float(value.type.dtype);
 }
 
 // The views between a value and what they view, each read by nothing but the next; outermost first.
