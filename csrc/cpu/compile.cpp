@@ -241,7 +241,7 @@ class Compiler {
       case FusedForm::Kind::kNone:
         throw InternalError(concat("Region: no instruction for ", node.op.str()));
       case FusedForm::Kind::kPass:
-        values_[node.outputs[0]] = node.op.name == "Cast" ? rounded(node, value_of(node.inputs[0]))
+        values_[node.outputs[0]] = node.op.name == "Cast" ? rounded(step, value_of(node.inputs[0]))
                                                           : value_of(node.inputs[0]);
         return;
       case FusedForm::Kind::kPointwise: add_pointwise(step); return;
@@ -268,14 +268,14 @@ class Compiler {
     for (double number : step.form.constants) operands.push_back(constant(number));
     const int value = pointwise(step.form.op, operands, step.space, step.phase);
     infos_[value].is_remade = step.is_remade;
-    values_[step.node->outputs[0]] = rounded(*step.node, value);
+    values_[step.node->outputs[0]] = rounded(step, value);
   }
 
-  // The result of a node, rounded to its dtype if the options say so.
-  int rounded(const Node& node, int value) {
-    const DType dtype = node.outputs[0]->type.dtype;
-    if (!options_.round_short_floats) return value;
-    if (dtype != DType::kBFloat16 && dtype != DType::kHalf) return value;
+  // The result of a step, rounded to its dtype if the schedule or the options say so.
+  int rounded(const Step& step, int value) {
+    const DType dtype = step.node->outputs[0]->type.dtype;
+    if (!step.is_rounded && !options_.round_short_floats) return value;
+    if (!ir::is_short_float(dtype)) return value;
     const Opcode op = dtype == DType::kHalf ? Opcode::kToHalf : Opcode::kToBFloat16;
     return pointwise(op, {value}, infos_[value].space, infos_[value].phase);
   }
@@ -299,7 +299,7 @@ class Compiler {
     const int value = value_of(step.node->inputs[0]);
     const Value* result = step.node->outputs[0];
     if (step.axes == Axes::kColumns) {
-      values_[result] = rounded(*step.node, reduce_rows(value, step.form.kind, step.phase));
+      values_[result] = rounded(step, reduce_rows(value, step.form.kind, step.phase));
     } else {
       sums_[result] = {value, &step};  // for add_outputs()
     }

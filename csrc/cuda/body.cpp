@@ -81,7 +81,7 @@ class Maker {
         throw InternalError(concat("Region: no kernel for ", node.op.str()));
       case FusedForm::Kind::kPass:
         result = value_of(node.inputs[0]);
-        if (node.op.name == "Cast") result = rounded(result);
+        if (node.op.name == "Cast") result = rounded(step, result);
         return;
       case FusedForm::Kind::kPointwise: result = pointwise_step(step); return;
       case FusedForm::Kind::kPick:
@@ -103,7 +103,7 @@ class Maker {
       default: break;
     }
     if (step.axes == Axes::kColumns) {
-      result = rounded(along_row(value_of(node.inputs[0]), step.form.kind, step.phase));
+      result = rounded(step, along_row(value_of(node.inputs[0]), step.form.kind, step.phase));
     } else {
       sums_[node.outputs[0]] = {value_of(node.inputs[0]), &step};
     }
@@ -113,7 +113,7 @@ class Maker {
     std::vector<int> operands;
     for (const ir::Value* input : step.node->inputs) operands.push_back(value_of(input));
     for (double number : step.form.constants) operands.push_back(constant(number));
-    return rounded(pointwise(step.form.op, std::move(operands), step.space, step.phase));
+    return rounded(step, pointwise(step.form.op, std::move(operands), step.space, step.phase));
   }
 
   int pointwise(Pointwise op, std::vector<int> operands, Space space, int known_in) {
@@ -124,11 +124,11 @@ class Maker {
                 .operands = std::move(operands)});
   }
 
-  // The result of a node, rounded to its dtype if eager PyTorch's roundings are emulated.
-  int rounded(int value) {
-    const ir::DType dtype = node_->outputs[0]->type.dtype;
-    const bool is_short = dtype == ir::DType::kBFloat16 || dtype == ir::DType::kHalf;
-    if (!round_short_floats_ || !is_short) return value;
+  // The result of a step, rounded to its dtype if the schedule or the options say so.
+  int rounded(const Step& step, int value) {
+    const ir::DType dtype = step.node->outputs[0]->type.dtype;
+    if (!step.is_rounded && !round_short_floats_) return value;
+    if (!ir::is_short_float(dtype)) return value;
     const Pointwise op = dtype == ir::DType::kHalf ? Pointwise::kToHalf : Pointwise::kToBFloat16;
     const auto [space, known_in] =
         std::pair(body_.values[value].space, body_.values[value].known_in);

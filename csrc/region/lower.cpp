@@ -5,8 +5,12 @@
 #include "ops/fusion.h"
 #include "ops/writer.h"
 #include "region/contract.h"
+#include "region/rounded.h"
 
 #include <algorithm>
+#include <iterator>
+#include <string>
+#include <unordered_set>
 
 namespace torch_ort::region {
 
@@ -37,14 +41,20 @@ void draw_alone(Graph& graph, const RegionSpec& spec, Node& mask) {
   ir::erase(graph, mask);
 }
 
+using Names = std::unordered_set<std::string>;
+
 class Widener {
  public:
-  Widener(Graph& graph, DType precision) : graph_(graph), precision_(precision) {}
+  // `rounded`: the names of values that keep the precision of their dtype.
+  Widener(Graph& graph, DType precision, Names rounded)
+      : graph_(graph), precision_(precision), rounded_(std::move(rounded)) {}
 
   void run() {
     Node& first = graph_.nodes.front();
-    for (Node& node : graph_.nodes) {
-      if (!node.is_erased()) widen(node);
+    for (auto node = graph_.nodes.begin(); node != graph_.nodes.end();) {
+      const auto next = std::next(node);
+      if (!node->is_erased()) widen(*node, next == graph_.nodes.end() ? nullptr : &*next);
+      node = next;
     }
     for (Value* value : graph_.inputs) convert(*value, first);
     // Constants stay constants: the Cast of one would be on the host, whatever the device.
@@ -57,13 +67,26 @@ class Widener {
     return ir::is_float(dtype) && ir::size_bytes(dtype) < ir::size_bytes(precision_);
   }
 
-  void widen(Node& node) const {
+  // `next`: the node after this one; nullptr if it is the last one.
+  void widen(Node& node, Node* next) const {
     for (Value* value : node.outputs) {
-      if (value != nullptr && is_narrow(value->type.dtype)) value->type.dtype = precision_;
+      if (value == nullptr || !is_narrow(value->type.dtype)) continue;
+      const DType dtype = value->type.dtype;
+      value->type.dtype = precision_;
+      if (rounded_.contains(value->name)) round(*value, dtype, next);
     }
     if (ir::is(&node, "Cast") && node.outputs.at(0)->type.dtype == precision_) {
       node.attrs["to"] = ir::Dim(static_cast<int64_t>(precision_));
     }
+  }
+
+  // Makes all readers of a result read it rounded to a shorter dtype.
+  void round(Value& value, DType dtype, Node* next) const {
+    ops::Writer write(graph_, next);
+    Value* narrow = write.cast(&value, dtype);
+    Value* rounded = write.cast(narrow, precision_);
+    ir::replace_uses(value, *rounded, graph_);
+    ir::set_input(*narrow->producer, 0, &value);
   }
 
   // Makes all readers of an input or initializer read it in the wider dtype.
@@ -85,7 +108,14 @@ class Widener {
 
   Graph& graph_;
   const DType precision_;
+  const Names rounded_;
 };
+
+Names names_of_rounded(const RegionSpec& spec) {
+  Names names;
+  for (const Value* value : rounded_values(members_of(spec))) names.insert(value->name);
+  return names;
+}
 
 }  // namespace
 
@@ -101,7 +131,7 @@ std::unique_ptr<Graph> lower(const Node& region, DType precision) {
     if (is_draw(node)) draw_alone(*graph, spec, node);
   }
   ir::sweep(*graph);
-  if (precision != DType::kUndefined) Widener(*graph, precision).run();
+  if (precision != DType::kUndefined) Widener(*graph, precision, names_of_rounded(spec)).run();
   const auto symbols = ops::symbols_of(*graph);
   graph->symbol_inputs.assign(symbols.begin(), symbols.end());
   std::sort(graph->symbol_inputs.begin(), graph->symbol_inputs.end());

@@ -10,7 +10,8 @@ namespace torch_ort::region {
 
 // The inputs of the returned graph are the operands of the node and the values of all symbols in
 // the body; its outputs are those of the region. Floating-point values narrower than `precision`
-// are computed and returned in that dtype; with kUndefined each node rounds to its own type. A
+// are computed and returned in that dtype, and rounded on the way where region/rounded.h says so;
+// with kUndefined each node rounds to its own type. A
 // random mask remains a region of one node, since its values depend on rows and columns.
 // Throws InternalError if the node is not a region.
 std::unique_ptr<ir::Graph> lower(const ir::Node& region, ir::DType precision);

@@ -3,12 +3,14 @@
 #include "base/error.h"
 #include "ops/op.h"
 #include "ops/shapes.h"
+#include "region/rounded.h"
 #include "region/spaces.h"
 
 #include <algorithm>
 #include <limits>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 namespace torch_ort::region {
@@ -45,6 +47,7 @@ class Scheduler {
     spaces_ = find_spaces(schedule_.spec, members);
     schedule_.groups = spaces_.groups;
     note_inputs();
+    rounded_ = rounded_values(members);
     for (const Member& member : members) add_step(member);
   }
 
@@ -108,6 +111,7 @@ class Scheduler {
     const bool ends_phase = step.axes == Axes::kColumns || step.form.kind == Kind::kPick;
     step.known_in = step.phase + (ends_phase ? 1 : 0);
     step.is_remade = is_remade(step, operands);
+    step.is_rounded = rounded_.contains(node.outputs[0]);
 
     Source made{.space = step.space, .known_in = step.known_in};
     if (step.form.kind == Kind::kPass) {
@@ -190,6 +194,7 @@ class Scheduler {
 
   Schedule schedule_;
   Spaces spaces_;
+  std::unordered_set<const Value*> rounded_;
   std::unordered_map<const Value*, Source> sources_;
   std::vector<Time> last_reads_;  // by input
 };

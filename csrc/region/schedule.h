@@ -33,6 +33,8 @@ struct Schedule {
     // Whether a later phase may recompute the result instead of keeping it: it is a sum or product
     // of one full input and of numbers for rows or columns.
     bool is_remade = false;
+    // The result is a short float that is rounded to its dtype (region/rounded.h).
+    bool is_rounded = false;
   };
 
   struct Stretch {
