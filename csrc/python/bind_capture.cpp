@@ -1,10 +1,12 @@
-// Sizes as symbols, for recordings of a module.
+// Sizes as symbols, and what is watched, while a module is recorded.
 #include "base/error.h"
+#include "capture/overlapping_writes.h"
 #include "capture/size_symbols.h"
 #include "ops/viewed_strides.h"
 #include "python/bind.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/functional.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -21,6 +23,20 @@ py::object integer_or_text(const Dim& dim) {
   if (dim.is_constant()) return py::int_(dim.constant());
   return py::str(dim.str());
 }
+
+// As a context manager.
+class OverlappingWritesBlock {
+ public:
+  explicit OverlappingWritesBlock(capture::OverlappingWrites::Report report)
+      : report_(std::move(report)) {}
+
+  void enter() { writes_.emplace(report_); }
+  void exit() { writes_.reset(); }
+
+ private:
+  capture::OverlappingWrites::Report report_;
+  std::optional<capture::OverlappingWrites> writes_;
+};
 
 ir::Shape dims_of(const std::vector<c10::SymInt>& sizes) {
   ir::Shape dims;
@@ -92,6 +108,12 @@ void bind_capture(py::module_& module) {
             return texts;
           },
           "Conditions in Python under which the same is recorded.");
+  py::class_<OverlappingWritesBlock>(module, "OverlappingWrites")
+      .def(py::init<capture::OverlappingWrites::Report>(), "report"_a,
+           "In its block, `report` is called with the name of each operator of this thread that "
+           "writes into a tensor of which several elements are one number in memory.")
+      .def("__enter__", &OverlappingWritesBlock::enter)
+      .def("__exit__", [](OverlappingWritesBlock& block, const py::args&) { block.exit(); });
   module.def(
       "size_text",
       [](const c10::SymInt& size) -> py::object {

@@ -19,6 +19,7 @@ from torch_ort.capture.attention import attention_chosen
 from torch_ort.capture.graphs import GraphCompiler, Sources
 from torch_ort.core import autocast
 from torch_ort.core.user_code import blame
+from torch_ort.guards.overlapping_writes import overlapping_writes_refused
 from torch_ort.pytorch import dynamo_compat, graph_compat, trace_compat
 from torch_ort.pytorch.dispatch_compat import operators_whole, sparse_gradients_whole
 from torch_ort.steps.double_backward import RefusingStep
@@ -56,6 +57,7 @@ def trace_and_compile(
                 graph_compat.backward_without_autocast(),
                 trace_compat.anomalies_unsaid(),
                 trace_compat.sizes_of_inputs_kept(),
+                overlapping_writes_refused(),
             ):
                 compiled = backend(module, inputs)
         except _C.Error:

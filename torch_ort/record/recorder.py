@@ -36,6 +36,7 @@ from torch_ort.core.scopes import set_here
 from torch_ort.core.user_code import OUR_FOLDER, TORCH_FOLDER, Line
 from torch_ort.functions.call import form_of_call
 from torch_ort.functions.describe import is_python_op
+from torch_ort.guards.overlapping_writes import overlapping_writes_refused
 from torch_ort.pytorch.autograd_compat import newest_node, running_node
 from torch_ort.pytorch.dispatch_compat import (
     Leaf,
@@ -284,7 +285,7 @@ class _Recorder:
             answering(self._mode) as asked,
             conditions_collected() as conditions,
         ):
-            with recording_branches(self._branches):
+            with recording_branches(self._branches), overlapping_writes_refused(_line):
                 results = list(function(*self._wrap_inputs()))
             taken = OutputsTaken(self._wrapped, results, is_complete)
             outputs = taken.outputs
@@ -415,7 +416,11 @@ class _Recorder:
         self._mode.tag = tag
         wanted = [p for p, value in self._wrapped.items() if value.requires_grad]
         inputs = [self._wrapped[p] for p in wanted]
-        with torch.autograd.set_multithreading_enabled(False), autocast.in_state(state):
+        with (
+            torch.autograd.set_multithreading_enabled(False),
+            autocast.in_state(state),
+            overlapping_writes_refused(_line),
+        ):
             found = torch.autograd.grad(
                 outputs, [*inputs, *self._leaves], tangents, allow_unused=True,
                 retain_graph=not is_last,
