@@ -126,7 +126,7 @@ class Resolutions(nn.Module):
             x, y = (torch.stft(s, size, size // 4, window=window, return_complex=True).abs()
                     for s in (a, b))  # fmt: skip
             loss = loss + (x - y).norm() / y.norm()
-            loss = loss + F.l1_loss((x + 1e-4).log(), (y + 1e-4).log())
+            loss = loss + F.l1_loss((x + 1e-2).log(), (y + 1e-2).log())
         return loss
 
 
@@ -134,7 +134,7 @@ class Resolutions(nn.Module):
 def vocoder_with_spectral_losses(wrap):
     model = Vocoder()
     compiled, loss_of = wrap(model), wrap(Resolutions())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(STEPS):
         loss = loss_of(compiled(torch.randn(2, 4, 8)), torch.randn(2, 32))
         update(optimizer, loss)
