@@ -20,8 +20,9 @@ class ModuleCapture:
 
     def __init__(
         self, function: ModuleFunction, guard: _C.CallGuard, run: Callable[..., Sequence[Any]],
-        conditions: Sequence[str], written: dict[int, bool], uncopied: dict[int, str],
-        unseen: Sequence[str], constant_numbers: Sequence[tuple[NumberPlace, int | float]],
+        conditions: Sequence[str], written: dict[int, bool], switched: dict[int, bool],
+        uncopied: dict[int, str], unseen: Sequence[str],
+        constant_numbers: Sequence[tuple[NumberPlace, int | float]],
     ) -> None:  # fmt: skip
         self.run = run
         # The numbers in attributes that are constants of the graph.
@@ -47,6 +48,7 @@ class ModuleCapture:
         self._constants = function.watch.constants
         self._assigns = bool(self._fields or self._assigned or self._constants)
         self._written = written
+        self._switched = switched
         self._uncopied = uncopied
         self._words = " and ".join(conditions)
         self._holds = _condition(function.symbols, self._words) if conditions else None
@@ -96,6 +98,8 @@ class ModuleCapture:
 
     def call(self, flat: list[Any], args: tuple, kwargs: dict) -> Any:
         """Run the graph with what `match` gave for a call; give the module's result."""
+        for position, is_set in self._switched.items():
+            flat[position].requires_grad_(is_set)
         if self._open_numbers.has_assigned:
             numbers, sizes = self._values_of(flat), self._sizes_of(flat)
             result = self._call(flat, args, kwargs)

@@ -164,9 +164,12 @@ def _capture(
         parameters = frozenset(range(first, first + len(held.tensors)))
         compiler = GraphCompiler(state, parameters)
         if is_recorded:
-            run, written = _recorded(compiler, function, plain, fakes, around)
+            run, recording = _recorded(compiler, function, plain, fakes, around)
+            # Autograd watches none of them.
+            written, switched = dict.fromkeys(recording.written, False), recording.switched
         else:
             run, written = _traced(compiler, function, fakes, around)
+            switched = {}
     _check_constants(state)
     # Dynamo has traced the bodies of the operators, and reads there were not recorded.
     if compiler.has_higher_order:
@@ -183,24 +186,29 @@ def _capture(
             raise Unsupported(f"forward writes into '{held.names[i - first]}', which requires grad")
     offset = len(function.integers) - first
     written = {i + offset: watched for i, watched in written.items() if i not in parameters}
+    switched = {i + offset: is_set for i, is_set in switched.items()}
     uncopied = {i + offset: why for i, why in compiler.uncopied.items() if i not in parameters}
     function.forget()
     plain.settle(function, guard)
     conditions = function.conditions(fakes)
     return ModuleCapture(
-        function, guard, run, conditions, written, uncopied, around.reads.unseen, _numbers_in(rows)
+        function,
+        guard,
+        run,
+        conditions,
+        written,
+        switched,
+        uncopied,
+        around.reads.unseen,
+        _numbers_in(rows),
     )
 
 
 def _recorded(
     compiler: GraphCompiler, function: ModuleFunction, plain: PlainCall, inputs: RecordedInputs,
     around: _Watching,
-) -> tuple[Callable[..., Sequence[Any]], dict[int, bool]]:  # fmt: skip
-    """Capture by the recorder.
-
-    Give what runs, and the positions of inputs that are written into, none of which autograd
-    watches.
-    """
+) -> tuple[Callable[..., Sequence[Any]], Recording]:  # fmt: skip
+    """Capture by the recorder; give what runs, and what was recorded."""
     try:
         recording, run = record_and_compile(
             compiler, function, function.flat, function.sources, plain,
@@ -214,7 +222,7 @@ def _recorded(
     if not recording.is_like_first:
         around.watch.raise_for_first_call()
     _check_readers(recording, function, around.written_outside)
-    return run, dict.fromkeys(recording.written, False)
+    return run, recording
 
 
 def _traced(

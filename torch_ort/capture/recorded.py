@@ -20,6 +20,7 @@ from torch_ort.steps.recorded import GraphStep, RecordedRun, RecordedStep
 from torch_ort.steps.state import GraphState
 
 Function = Callable[..., Sequence[Any]]  # of flat inputs
+_SETS_REQUIRES_GRAD = "forward sets requires_grad of an argument that is not dense"
 
 
 def record_and_compile(
@@ -48,6 +49,7 @@ def record_and_compile(
             )
         compiler.keep_uncopied(recording.results.addressed, READS_MEMORY)
         compiler.uncopied.update(recording.uncopied)
+        compiler.keep_uncopied(set(recording.switched), _SETS_REQUIRES_GRAD)
         if recording.is_training:
             step = _training_step(compiler, recording, plain)
         else:

@@ -94,6 +94,8 @@ def _record(
     recording, step = record_and_compile(
         compiler, run, given.inputs, sources, module.forward, new_size=given.new_size
     )
+    if recording.switched:
+        raise HandOver(f"requires_grad of input {min(recording.switched)} is set")
     written = set(recording.written) - kept
     if written:  # tensors of later calls may share memory
         raise HandOver(f"input {min(written)}, which the caller brings, is written into")

@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType, MethodType
 from typing import Any, NamedTuple
 
@@ -242,6 +242,7 @@ def watch_frames(
             patches.LOGGER_CALLS.by(_say_once),
             # With dynamic=True every integer of a module would be a symbol from the first.
             patches.INTEGERS_OF_MODULES.by(dynamo_config.assume_static_by_default),
+            patches.INNER_GRADIENTS.by(True),
             patches.UNGUARDED_TENSORS.by(_sees_switched_gradients()),
             patches.GUARD_LATENCY.by(_latency_of_guards),
         ):
@@ -300,10 +301,13 @@ def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:
         if isinstance(error, exc.Unsupported) and _FAILED_NODE not in str(error):
             raise
         first = len(graph_break_reasons)
+        is_batch = _BATCH_OF_GRADIENTS in str(error)
     with (
         patches.SPECIALIZED_FLOATS.by(True),
         patches.SPECIALIZED_INTEGERS.by(True),
         patches.INTEGERS_OF_MODULES.by(False),
+        patches.SIZES_THAT_CHANGE.by(False) if is_batch else nullcontext(),
+        patches.INNER_GRADIENTS.by(is_batch),
     ):
         return convert(), first
 
@@ -316,6 +320,8 @@ _TANGENT = "Attempted to wrap a dual tensor input"
 # Since torch 2.14, Dynamo takes what Python raises for a symbol's number for an error of the
 # program's, which it refuses to compile; these are its words for what the program has not raised.
 _FAILED_NODE = "Dynamo failed to run FX node with fake tensors"
+# Of a node that it failed to run.
+_BATCH_OF_GRADIENTS = "'is_grads_batched': True"
 
 
 def _sees_switched_gradients() -> bool:

@@ -265,6 +265,18 @@ SIZES_OF_DATA = Setting(
     "break there.",
     scope=Scope.CONTEXT,
 )
+INNER_GRADIENTS = Setting(
+    "torch._dynamo.config:trace_autograd_ops",
+    "The recorder takes gradients that are computed in the middle of a function, and their own "
+    "gradients, so that no graph has to break there.",
+    scope=Scope.CONTEXT,
+)
+SIZES_THAT_CHANGE = Setting(
+    "torch._dynamo.config:automatic_dynamic_shapes",
+    "Dynamo cannot trace batches of gradients of tensors whose sizes are symbols: each size has a "
+    "graph of its own then.",
+    scope=Scope.CONTEXT,
+)
 SPECIALIZED_FLOATS = Setting(
     "torch._dynamo.config:specialize_float",
     "Dynamo cannot trace what Python computes of some floats that it takes for symbols, such as "

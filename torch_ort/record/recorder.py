@@ -114,6 +114,8 @@ class Recording:
     results: Results  # results of the function
     tangents: list[int]  # outputs for which a gradient comes back
     written: list[int]  # inputs that the graph writes into, none of which autograd watches
+    # Inputs that the function makes leaves of, or leaves no more: what requires_grad is then.
+    switched: dict[int, bool]
     # Inputs that, where they are not dense, may not be replaced by a dense copy, and why.
     uncopied: dict[int, str]
     around: autocast.State  # the autocast under which the function was called
@@ -287,6 +289,7 @@ class _Recorder:
         ):
             with recording_branches(self._branches), overlapping_writes_refused(_line):
                 results = list(function(*self._wrap_inputs()))
+            switched = self._switched()
             taken = OutputsTaken(self._wrapped, results, is_complete)
             outputs = taken.outputs
             asking = [
@@ -309,9 +312,26 @@ class _Recorder:
         made = Results(taken.results, self._inputs)
         uncopied = self._uncopied(asked, made)
         return Recording(
-            self._module, len(outputs), made, needing, written, uncopied, self._around, states,
-            inside, conditions,
+            self._module, len(outputs), made, needing, written, switched, uncopied, self._around,
+            states, inside, conditions,
         )  # fmt: skip
+
+    def _switched(self) -> dict[int, bool]:
+        """Give the inputs of which the function has set `requires_grad`; refuse other effects."""
+        switched = {}
+        for position, wrapped in self._wrapped.items():
+            leaf = self._inputs[position]
+            if wrapped.grad is not None:
+                raise NoCapture(
+                    "forward calls backward(), which adds to the gradients of its arguments and "
+                    "parameters; torch.autograd.grad gives them as results"
+                )
+            if wrapped.requires_grad == leaf.wants_gradient or not wrapped.is_leaf:
+                continue
+            if is_written(wrapped):
+                raise NoCapture(f"forward writes into input {position} and sets its requires_grad")
+            leaf.wants_gradient = switched[position] = wrapped.requires_grad
+        return switched
 
     def _uncopied(self, asked: WithoutNumbers, made: Results) -> dict[int, str]:
         """Give the inputs that no dense copy may replace where they are not dense, and why."""
