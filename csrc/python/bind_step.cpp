@@ -145,6 +145,8 @@ class FlatStep {
 
   void forget_first_backward() { step_.forget_first_backward(); }
 
+  void hold_inputs() { holds_inputs_ = true; }
+
   py::list call(const py::tuple& flat, bool packs) const {
     const Tensors inputs = tensors_at(flat, tensor_inputs_);
     const Tensors with_gradient = tensors_at(flat, with_gradient_);
@@ -156,7 +158,8 @@ class FlatStep {
         const py::gil_scoped_release release;
         results = step_.run(inputs, symbols, with_gradient, packs);
       }
-      run::keep_beside(results[num_outputs_], std::make_shared<CallInputs>(flat, rewritten_));
+      run::keep_beside(results[num_outputs_],
+                       std::make_shared<CallInputs>(flat, rewritten_, holds_inputs_));
       return to_python(results);
     });
   }
@@ -187,6 +190,7 @@ class FlatStep {
   }
 
   RecordedStep step_;
+  bool holds_inputs_ = false;
   size_t num_outputs_;
   // Positions among the flat inputs.
   std::vector<int> tensor_inputs_, symbol_inputs_, with_gradient_, rewritten_;
@@ -211,6 +215,8 @@ void bind_step(py::module_& module) {
            py::arg("states") = std::vector<std::vector<std::pair<std::string, at::ScalarType>>>{{}})
       .def("watch_first_backward", &FlatStep::watch_first_backward)
       .def("forget_first_backward", &FlatStep::forget_first_backward)
+      .def("hold_inputs", &FlatStep::hold_inputs,
+           "Hold the inputs of each later call until it ends, for what runs it again.")
       .def("__call__", &FlatStep::call,
            "Run forward on a tuple of flat inputs; give the session's outputs, the token, and the "
            "rows "

@@ -30,12 +30,13 @@ py::object to_python(const c10::IValue& value) {
 
 }  // namespace
 
-CallInputs::CallInputs(const py::tuple& flat, const std::vector<int>& rewritten) {
+CallInputs::CallInputs(const py::tuple& flat, const std::vector<int>& rewritten, bool holds_all) {
   inputs_.reserve(flat.size());
   for (py::handle item : flat) {
     if (THPVariable_Check(item.ptr())) {
       const at::Tensor& tensor = THPVariable_Unpack(item.ptr());
-      if (tensor.dim() == 0 && !tensor.requires_grad()) held_.push_back(tensor);
+      const bool may_be_made_for_call = tensor.dim() == 0 && !tensor.requires_grad();
+      if (holds_all || may_be_made_for_call) held_.push_back(tensor);
       inputs_.push_back({c10::WeakIValue(tensor), true, version_of(tensor)});
     } else if (const auto value = plain_value(item)) {
       inputs_.push_back({c10::WeakIValue(*value)});

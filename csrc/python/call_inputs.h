@@ -15,12 +15,13 @@
 namespace torch_ort::python {
 
 // Holds weak references to the tensors, so that no memory is kept for a second derivative that
-// nobody asks for. 0-d tensors, which may have been made for the call, are held.
+// nobody asks for, unless it is told that somebody will. 0-d tensors, which may have been made for
+// the call, are held.
 class CallInputs : public run::Companion {
  public:
   // `rewritten`: positions of tensors that may be written into, since nothing depends on what they
   // hold.
-  CallInputs(const pybind11::tuple& flat, const std::vector<int>& rewritten);
+  CallInputs(const pybind11::tuple& flat, const std::vector<int>& rewritten, bool holds_all);
 
   // The inputs as they were passed, or None if one has been freed or written into since. `saved`
   // has, by position, those that autograd saved.

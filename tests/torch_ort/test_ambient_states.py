@@ -445,7 +445,7 @@ def test_gradients_of_gradients(road, states, monkeypatch):
         copied = copy.deepcopy(model)
         call = wrap(copied)
         found = []
-        for _ in range(2):  # the second one runs in eager PyTorch
+        for _ in range(2):  # by another graph than the first one, or in eager PyTorch
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", FallbackWarning)
                 with autocast(around):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -215,6 +215,42 @@ class PlainCall:
 
         Raises Unsupported where the module is not what it was when it was captured.
         """
+        with replacing_tensors:
+            why = self.change_since(*flat)
+            if why:
+                raise Unsupported(why)
+            return self.unchecked(*flat)
+
+    def unchecked(self, *flat: Any) -> list[Any]:
+        """Give the results as a call does, of a module that has been checked."""
+        held, args, kwargs = self._arguments(flat)
+        with self._as_before():
+            result = self._held.call_with(held, lambda: self._run(args, kwargs))
+            assigned = _entries(self._assigned)
+        fields = self._fields.made(self._inputs.objects)
+        return [*Structure(result, "output", keeps_others=True).leaves, *assigned, *fields]
+
+    def change_since(self, *flat: Any) -> str:
+        """Say how the module differs from what was captured; empty if it does not."""
+        held, args, kwargs = self._arguments(flat)
+        # A part may have been frozen since.
+        with self._as_before(), self._held.asking_like(held):
+            why = self._guard.mismatch(args, kwargs)
+        return f"the module was changed after its call: {why}" if why else ""
+
+    @contextmanager
+    def _as_before(self) -> Iterator[None]:
+        """Let the module have in the block what it had before it was captured."""
+        with replacing_tensors:
+            now = _entries(self._assigned)
+            _put_entries(self._assigned, self._before)
+            try:
+                yield
+            finally:
+                _put_entries(self._assigned, now)
+
+    def _arguments(self, flat: Sequence[Any]) -> tuple[Sequence[torch.Tensor], tuple, dict]:
+        """Give the module's tensors and the call's arguments."""
         first, count = len(self._open), len(self._held.names)
         integers = list(self._integers)
         for i, value in zip(self._open, flat, strict=False):
@@ -223,21 +259,7 @@ class PlainCall:
         leaves = [tensors[i] if is_tensor else integers[i] for is_tensor, i in self._leaves]
         for i in self._numbers:
             leaves[i] = leaves[i].item()
-        args, kwargs = self._inputs.rebuild(leaves)
-        with replacing_tensors:
-            now = _entries(self._assigned)
-            _put_entries(self._assigned, self._before)
-            try:
-                with self._held.asking_like(held):  # a part may have been frozen since
-                    why = self._guard.mismatch(args, kwargs)
-                if why:
-                    raise Unsupported(f"the module was changed after its call: {why}")
-                result = self._held.call_with(held, lambda: self._run(args, kwargs))
-                assigned = _entries(self._assigned)
-            finally:
-                _put_entries(self._assigned, now)
-        fields = self._fields.made(self._inputs.objects)
-        return [*Structure(result, "output", keeps_others=True).leaves, *assigned, *fields]
+        return (held, *self._inputs.rebuild(leaves))
 
 
 def _entries(places: Sequence[tuple[dict | _C.ScriptObject, str]]) -> list[Any]:

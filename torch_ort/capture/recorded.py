@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch_ort.capture.attention import attention_chosen
 from torch_ort.capture.graphs import READS_MEMORY, GraphCompiler, Sources
+from torch_ort.capture.second_graphs import SecondGraphs
 from torch_ort.core import counting
 from torch_ort.core.refusals import NoCapture
 from torch_ort.core.switches import OWN_KERNELS
@@ -65,11 +67,20 @@ def _training_step(compiler: GraphCompiler, recording: Recording, plain: Functio
     graph = compiler.read_joint(recording.module, recording.num_outputs, can_be_lazy=True)
     forward = compiler.compile_joint(graph, is_one_of_two)
     again = CallAgain(recording, graph.layout.differentiated)
-    twice = DoubleBackward(plain, again, compiler.state)
+    second = SecondGraphs(recording, plain, again, _compile, compiler.state)
+    twice = DoubleBackward(plain, again, second, compiler.state)
     lazy = graph.program.lazy_logits
     step = GraphStep(recording, graph.layout, forward, twice.key, recording.states, lazy)
     make_inside = _later(compiler, recording, twice.key) if is_one_of_two else None
-    return RecordedStep(recording, plain, again, twice, step, make_inside, compiler.state)
+    recorded = RecordedStep(recording, plain, again, twice, step, make_inside, compiler.state)
+    second.when_used(weakref.WeakMethod(recorded.hold_inputs))
+    return recorded
+
+
+def _compile(
+    compiler: GraphCompiler, function: Function, inputs: Sequence[Any], plain: Function
+) -> Function:  # fmt: skip
+    return record_and_compile(compiler, function, inputs, list, plain)[1]
 
 
 def _later(compiler: GraphCompiler, recording: Recording, key: int) -> Callable[[], GraphStep]:

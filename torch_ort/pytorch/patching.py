@@ -76,9 +76,18 @@ _ABSENT = object()
 
 def not_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """Let Dynamo leave a function's own frame alone, where code that it compiles runs into ours."""
+    return _skipped(function, FrameAction.DEFAULT)
+
+
+def nothing_for_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Dynamo leave a function alone, and all that it calls."""
+    return _skipped(function, FrameAction.SKIP)
+
+
+def _skipped(function: Callable[..., Any], called: FrameAction) -> Callable[..., Any]:
     if versions.missing:
         return function
-    strategy = FrameExecStrategy(FrameAction.SKIP, FrameAction.DEFAULT)
+    strategy = FrameExecStrategy(FrameAction.SKIP, called)
     torch._C._dynamo.eval_frame.set_code_exec_strategy(function.__code__, strategy)
     return function
 

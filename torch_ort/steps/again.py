@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,6 +49,17 @@ class CallAgain:
         # Why a call cannot be run again without what a first run keeps; empty if it can.
         self.obstacle = _obstacle(graph)
 
+    @property
+    def is_without_autocast(self) -> bool:
+        """Tell whether the calls are under no autocast."""
+        return not self._around
+
+    @contextmanager
+    def as_called(self) -> Iterator[None]:
+        """Compute in the block as the calls did."""
+        with torch.enable_grad(), autocast.in_state(self._around, self._caches, self._defaults):
+            yield
+
     def new_inputs(self, inputs: Sequence[Any]) -> list[Any]:
         """Give other objects for a call's inputs: the history of these is outside of the graph."""
         with torch.enable_grad():
@@ -60,7 +72,7 @@ class CallAgain:
 
         Give what the graph gives: the gradients of the inputs that are differentiated.
         """
-        with torch.enable_grad(), autocast.in_state(self._around, self._caches, self._defaults):
+        with self.as_called():
             results = function(*inputs)
         outputs = self._results.outputs_in(results, self._tangents)
         wanted = [inputs[i] for i in self._differentiated]

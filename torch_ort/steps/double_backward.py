@@ -1,7 +1,8 @@
 """Gradients of recorded graphs that can be differentiated again: create_graph=True.
 
-The engine computes the gradients. If the program differentiates these, eager PyTorch runs the call
-again with the same inputs, and runs all later calls of the graph.
+The engine computes the gradients. If the program differentiates these, they are computed again from
+the same inputs by a graph that can be differentiated (torch_ort/capture/second_graphs.py). Where
+there is none, eager PyTorch runs the call again, and all later calls of the graph.
 
 The gradients are then a function of the inputs of the call, which the node holds by weak references
 (csrc/python/call_inputs.h), so that differentiating them gives what eager PyTorch computes from the
@@ -14,7 +15,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -23,6 +24,7 @@ from torch_ort._C import Unsupported
 from torch_ort.core import autocast
 from torch_ort.fallback import Failure, warn
 from torch_ort.pytorch.autograd_compat import node_of_graph
+from torch_ort.pytorch.patching import nothing_for_dynamo
 from torch_ort.steps.again import (
     BATCHED,
     GONE,
@@ -46,6 +48,23 @@ _keys = itertools.count(1)
 _graphs: weakref.WeakValueDictionary[int, DoubleBackward] = weakref.WeakValueDictionary()
 
 
+class Differentiable(Protocol):
+    """Gives the gradients of calls by graphs that have a backward."""
+
+    are_used: bool  # for gradients that the program has differentiated
+
+    def change_since(self, inputs: Sequence[Any]) -> str:
+        """Say what makes another function of what was recorded; empty if nothing does."""
+
+    def gradients(
+        self, inputs: Sequence[Any], tangents: Tensors, state: autocast.State
+    ) -> list[torch.Tensor | None] | None:
+        """Give the gradients of a call, with their history; None where no graph can.
+
+        Raises Unsupported where what was recorded is another function by now.
+        """
+
+
 class DoubleBackward:
     """Differentiates the gradients of one recorded graph, for as long as this lives.
 
@@ -53,10 +72,13 @@ class DoubleBackward:
     and raises Unsupported where it is another function by now.
     """
 
-    def __init__(self, function: Function, again: CallAgain, state: GraphState) -> None:
+    def __init__(
+        self, function: Function, again: CallAgain, second: Differentiable, state: GraphState
+    ) -> None:
         self.key = next(_keys)
         self._function = function
         self._again = again
+        self._second = second
         self._state = state
         _graphs[self.key] = self
 
@@ -69,6 +91,9 @@ class DoubleBackward:
         `given` are those of the gradients that it gave, in a `state` of autocast. Raises
         Unsupported where the call cannot be run again.
         """
+        found = self._differentiate_by_graph(inputs, tangents, given, state)
+        if found is not None:
+            return found
         if self._state.options.strict:
             raise Unsupported(f"{_REFUSED}: {_REASON}")
         is_first = not self._state.is_differentiated_twice
@@ -80,6 +105,31 @@ class DoubleBackward:
         if is_first:
             warn(Failure(Unsupported(_REASON), "backward"))
         return gradients
+
+    def with_history(
+        self, inputs: Sequence[Any], tangents: Tensors
+    ) -> list[torch.Tensor | None] | None:
+        """Give the gradients of a call where earlier ones were differentiated by a graph."""
+        if not self._second.are_used or self._second.change_since(inputs):
+            return None
+        with torch.enable_grad():
+            inputs = self._again.new_inputs(inputs)
+            return self._second.gradients(inputs, tangents, autocast.state_now())
+
+    def _differentiate_by_graph(
+        self, inputs: Sequence[Any] | None, tangents: Tensors, given: Tensors,
+        state: autocast.State,
+    ) -> list[torch.Tensor | None] | None:  # fmt: skip
+        if inputs is None:
+            return None
+        keeps_history = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = self._again.new_inputs(inputs)
+            tangents = [None if each is None else each.view_as(each) for each in tangents]
+            gradients = self._second.gradients(inputs, tangents, state)
+        if gradients is None:
+            return None
+        return gradients_of(gradients, [*inputs, *tangents], given, keeps_history)
 
     def _run_again(
         self, inputs: Sequence[Any], tangents: Tensors, given: Tensors, state: autocast.State
@@ -174,6 +224,7 @@ class _Call(NamedTuple):
     places: list[int]  # of tensors
     state: autocast.State  # in which the gradients were computed
 
+    @nothing_for_dynamo
     def differentiate(
         self, tensors: Sequence[torch.Tensor], given: Tensors
     ) -> list[torch.Tensor | None]:
@@ -189,12 +240,17 @@ class _Call(NamedTuple):
         return [found[place] for place in self.places]
 
 
+@nothing_for_dynamo
 def _with_history(
     key: int, inputs: Sequence[Any] | None, tangents: Tensors,
     compute: Callable[[], list[torch.Tensor | None]],
 ) -> tuple[torch.Tensor | None, ...]:  # fmt: skip
     """Give what `compute` gives, so that it can be differentiated; called from autograd's node."""
     has_inputs = inputs is not None
+    graph = _graphs.get(key)
+    found = graph.with_history(inputs, tangents) if graph is not None and has_inputs else None
+    if found is not None:
+        return tuple(found)
     if not has_inputs:
         inputs = [torch.empty(0, requires_grad=True)]  # so that the gradients have a history
     leaves = [*inputs, *tangents]

@@ -19,6 +19,7 @@ from torch_ort import _C
 from torch_ort._C import Unsupported
 from torch_ort.core import autocast
 from torch_ort.fallback import Failure, warn, within_boundary
+from torch_ort.pytorch.patching import nothing_for_dynamo
 from torch_ort.steps.again import BATCHED, GONE, CallAgain, Function, Tensors, other_state
 from torch_ort.steps.first_backward import Kept
 from torch_ort.steps.state import GraphState
@@ -86,6 +87,7 @@ class OtherBackward:
             return self._again.gradients(function, others, tangents, False)
 
 
+@nothing_for_dynamo
 def _backward(
     key: int, inputs: Sequence[Any] | None, token: torch.Tensor, tangents: Tensors,
     are_batched: bool,

@@ -76,6 +76,10 @@ class GraphStep:
         if self._is_watched:
             self._step.watch_first_backward(forward.first_backward.run_backward)
 
+    def hold_inputs(self) -> None:
+        """Hold the inputs of later calls until these end."""
+        self._step.hold_inputs()
+
     def __call__(self, *inputs: Any, given: Sequence[Any] | None = None) -> Sequence[Any]:
         """Run forward with flat inputs; give the function's results. See RecordedRun."""
         kept = self.forward.note_call(inputs)
@@ -109,6 +113,7 @@ class RecordedStep:
         self._steps = {autocast.OFF: step}
         self._around = recording.around
         self._make_inside = make_inside
+        self._holds_inputs = False
         self._lock = threading.Lock()
         self._twice = twice
         self._other = OtherBackward(
@@ -119,6 +124,13 @@ class RecordedStep:
         """Run forward with flat inputs; give the function's results. See RecordedRun."""
         return self._step(*inputs, given=given)
 
+    def hold_inputs(self) -> None:
+        """Hold the inputs of later calls, which can then be run again, until these end."""
+        with self._lock:
+            self._holds_inputs = True
+            for step in self._steps.values():
+                step.hold_inputs()
+
     def _step_for(self, state: autocast.State) -> GraphStep | None:
         """Give the step whose backward is that of a state, and run it from now on; None if none is.
 
@@ -127,6 +139,8 @@ class RecordedStep:
         with self._lock:
             if state == self._around and self._make_inside is not None:
                 self._steps[state] = self._make_inside()
+                if self._holds_inputs:
+                    self._steps[state].hold_inputs()
                 self._make_inside = None
             step = self._steps.get(state)
             if step is not None:
