@@ -183,6 +183,11 @@ def test_numbers_names_and_dims_that_cannot_be(tmp_path: Path) -> None:
         torch_ort.export_onnx(Numbered(), path, (x,), output_names=["x"])
     with pytest.raises(UserError, match="dynamic: dim of 'x': got 5, want 0 to 1"):
         torch_ort.export_onnx(Numbered(), path, (x,), dynamic={"x": {5: "n"}})
+    with pytest.raises(TypeError, match="dynamic: got list, want True, or names by input and dim"):
+        torch_ort.export_onnx(Numbered(), path, (x,), dynamic=["x"])
+    for named in (["n"], {"n": 0}, {0: 1}, "n"):
+        with pytest.raises(TypeError, match=r"dynamic of 'x': got .*, want True, or names by"):
+            torch_ort.export_onnx(Numbered(), path, (x,), dynamic={"x": named})
     assert not path.exists()
     torch_ort.export_onnx(WithOutput(), path, (x,))
     onnx.checker.check_model(path)

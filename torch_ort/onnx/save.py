@@ -85,7 +85,23 @@ def export_onnx(
         raise TypeError(f"export_onnx: module: got {type(module).__name__}, want a torch.nn.Module")
     if inputs is None:
         raise TypeError("export_onnx: inputs: got none, want arguments of a call to capture")
+    _check_dynamic(dynamic)
     save(_exported(module, inputs, dynamic, output_names, opset, private), Path(path))
+
+
+def _check_dynamic(dynamic: Any) -> None:
+    """Raise TypeError unless names are given by input and dim."""
+    want = "want True, or names by input and dim, such as {'x': {0: 'batch'}}"
+    if isinstance(dynamic, bool) or dynamic is None:
+        return
+    if not isinstance(dynamic, Mapping):
+        raise TypeError(f"export_onnx: dynamic: got {type(dynamic).__name__}, {want}")
+    for name, named in dynamic.items():
+        is_right = isinstance(named, Mapping) and all(
+            type(dim) is int and isinstance(word, str) for dim, word in named.items()
+        )
+        if not is_right:
+            raise TypeError(f"export_onnx: dynamic of {name!r}: got {named!r}, {want}")
 
 
 def _inner(module: Any) -> Any:
