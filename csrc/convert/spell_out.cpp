@@ -1,4 +1,5 @@
 // ATen nodes in the words of older opsets, or with sizes among their numbers.
+#include "base/error.h"
 #include "convert/portable.h"
 #include "convert/rows.h"
 #include "ir/edit.h"
@@ -234,6 +235,16 @@ Values by_row(Builder& builder, const AtenCall& call, const c10::FunctionSchema&
   return is_changed ? apply(*row, builder, changed) : Values();
 }
 
+// The larger, or smaller, of numbers and a bound for each.
+template <bool kLargest>
+Values bounded(Builder& builder, const AtenCall& call) {
+  Value *x = tensor(call.arg("self")), *bound = tensor(call.arg(kLargest ? "min" : "max"));
+  if (x == nullptr || bound == nullptr) return {};
+  const DType dtype = call.types[0].dtype;
+  Formula f(builder);
+  return {f.make(kLargest ? "Max" : "Min", {f.cast(x, dtype), f.cast(bound, dtype)})};
+}
+
 // Whether any element is not 0, or all of them are. For no elements the first is false and the
 // second true.
 template <bool kAll>
@@ -262,6 +273,257 @@ Values floor_quotient(Builder& builder, const AtenCall& call) {
   return {f.make("Div", {f.sub(a, f.make("Mod", {a, b})), b})};
 }
 
+// ---- orders and places
+
+Values ordered(Builder& builder, const AtenCall& call, const Dim& count, bool is_largest) {
+  Value* x = tensor(call.arg("self"));
+  const Shape& shape = *x->type.shape;
+  if (shape.empty() || !ir::is_number(x->type.dtype) || !builder.allows(11)) return {};
+  const int64_t at = axis(call, "dim", shape.size());
+  return builder.node("TopK", {x, builder.ints({count})}, call.types,
+                      {{"axis", Dim(at)}, {"largest", Dim(is_largest ? 1 : 0)}});
+}
+
+Values sort(Builder& builder, const AtenCall& call) {
+  const Value* x = tensor(call.arg("self"));
+  if (x == nullptr || !x->type.shape || x->type.shape->empty()) return {};
+  const Shape& shape = *x->type.shape;
+  return ordered(builder, call, shape[axis(call, "dim", shape.size())],
+                 boolean(call.arg("descending")));
+}
+
+Values top(Builder& builder, const AtenCall& call) {
+  const Value* x = tensor(call.arg("self"));
+  const std::optional<Dim> count = dim(call.arg("k"));
+  if (x == nullptr || !x->type.shape || !count) return {};
+  return ordered(builder, call, *count, boolean(call.arg("largest")));
+}
+
+// The largest or smallest along a dim, and where it is.
+template <bool kLargest>
+Values extreme(Builder& builder, const AtenCall& call) {
+  Value* x = tensor(call.arg("self"));
+  if (x == nullptr || !x->type.is_known() || x->type.shape->empty() ||
+      !ir::is_number(x->type.dtype)) {
+    return {};
+  }
+  const int64_t at = axis(call, "dim", x->type.shape->size());
+  const bool keeps = boolean(call.arg("keepdim"));
+  Values values =
+      reduce(builder, kLargest ? "ReduceMax" : "ReduceMin", x, {at}, keeps, {call.types[0]});
+  if (values.empty()) return {};
+  values.push_back(builder.node1(kLargest ? "ArgMax" : "ArgMin", {x}, call.types[1],
+                                 {{"axis", Dim(at)}, {"keepdims", Dim(keeps ? 1 : 0)}}));
+  return values;
+}
+
+// The place of the largest or smallest of all numbers.
+template <bool kLargest>
+Values extreme_of_all(Builder& builder, const AtenCall& call) {
+  Value* x = tensor(call.arg("self"));
+  if (x == nullptr || !call.arg("dim").is_none() || !ir::is_number(x->type.dtype)) return {};
+  if (!call.types[0].shape) return {};
+  Formula f(builder);
+  Type one = call.types[0];
+  one.shape = Shape{1};
+  Value* place = builder.node1(kLargest ? "ArgMax" : "ArgMin", {f.reshape(x, {-1})}, one,
+                               {{"axis", Dim(0)}, {"keepdims", Dim(1)}});
+  return {f.reshape(place, *call.types[0].shape)};
+}
+
+Values nonzero(Builder& builder, const AtenCall& call) {
+  Value* x = tensor(call.arg("self"));
+  if (x == nullptr || !x->type.shape || x->type.shape->empty() || !call.types[0].is_known())
+    return {};
+  const Shape& found = *call.types[0].shape;
+  Type by_dim = call.types[0];
+  by_dim.shape = Shape{found[1], found[0]};
+  return {builder.transpose(builder.node1("NonZero", {x}, by_dim), {1, 0})};
+}
+
+// ---- parts that are replaced
+
+Dim sum(const Dim& a, const Dim& b) { return Dim::make(ir::DimOp::kAdd, a, b); }
+
+// The numbers from `start` up to `end` along a dim.
+Value* part(Builder& builder, Value* x, int64_t at, const Dim& start, const Dim& end) {
+  Type type = x->type;
+  (*type.shape)[at] = Dim::make(ir::DimOp::kSub, end, start);
+  type.strides.reset();
+  return builder.node1("Slice", {x, builder.ints({start}), builder.ints({end}), builder.ints({at})},
+                       type);
+}
+
+// x, with `made` in the place of the numbers from `start` up to `end`.
+Values with_part(Builder& builder, Value* x, Value* made, int64_t at, const Dim& start,
+                 const Dim& end) {
+  const Dim& size = (*x->type.shape)[at];
+  Values parts = {part(builder, x, at, 0, start), made, part(builder, x, at, end, size)};
+  Type type = x->type;
+  type.strides.reset();
+  return {builder.node1("Concat", parts, type, {{"axis", Dim(at)}})};
+}
+
+// A place that may count from the end, from the front.
+std::optional<Dim> from_front(const ops::Arg& arg, const Dim& size) {
+  const std::optional<Dim> place = dim(arg);
+  if (!place || !place->is_constant()) return place;
+  return place->constant() < 0 ? sum(size, *place) : *place;
+}
+
+Values select_scatter(Builder& builder, const AtenCall& call) {
+  Value *x = tensor(call.arg("self")), *made = tensor(call.arg("src"));
+  if (x == nullptr || made == nullptr || !x->type.shape || !builder.allows(10)) return {};
+  const int64_t at = axis(call, "dim", x->type.shape->size());
+  const std::optional<Dim> place = from_front(call.arg("index"), (*x->type.shape)[at]);
+  if (!place) return {};
+  Formula f(builder);
+  Shape shape = *x->type.shape;
+  shape[at] = 1;
+  made = f.reshape(f.cast(made, x->type.dtype), shape);
+  return with_part(builder, x, made, at, *place, sum(*place, 1));
+}
+
+Values slice_scatter(Builder& builder, const AtenCall& call) {
+  Value *x = tensor(call.arg("self")), *made = tensor(call.arg("src"));
+  if (x == nullptr || made == nullptr || !x->type.shape || !made->type.shape ||
+      !builder.allows(10) || dim(call.arg("step")) != Dim(1)) {
+    return {};
+  }
+  const int64_t at = axis(call, "dim", x->type.shape->size());
+  const ops::Arg& start = call.arg("start");
+  const std::optional<Dim> first =
+      start.is_none() ? Dim(0) : from_front(start, (*x->type.shape)[at]);
+  if (!first) return {};
+  Formula f(builder);
+  const Dim end = sum(*first, (*made->type.shape)[at]);
+  return with_part(builder, x, f.cast(made, x->type.dtype), at, *first, end);
+}
+
+// A number, or a tensor, in the shape of the result.
+Values filled(Builder& builder, const AtenCall& call, const char* name) {
+  const Type& type = call.types[0];
+  if (!type.is_known() || !builder.allows(8)) return {};
+  Formula f(builder);
+  Value* value = tensor(call.arg(name));
+  if (value == nullptr) {
+    if (!is_number(call.arg(name))) return {};
+    value = builder.scalar(number(call.arg(name)), type.dtype);
+    if (value == nullptr) return {};
+  }
+  return {builder.node1("Expand", {f.cast(value, type.dtype), builder.ints(*type.shape)}, type)};
+}
+
+Values fill(Builder& builder, const AtenCall& call) { return filled(builder, call, "value"); }
+Values copy(Builder& builder, const AtenCall& call) { return filled(builder, call, "src"); }
+
+// ---- images
+
+constexpr char kNearest[] = "nearest", kLinear[] = "linear", kCubic[] = "cubic";
+constexpr char kReflect[] = "reflect", kEdge[] = "edge";
+
+// Pads of numbers of the image itself.
+template <const char* kMode>
+Values pad(Builder& builder, const AtenCall& call) {
+  Value* x = tensor(call.arg("self"));
+  const Shape padding = dims(call.arg("padding"));
+  if (x == nullptr || !x->type.shape || !ir::is_constant(padding) || !builder.allows(11)) return {};
+  const size_t rank = x->type.shape->size();
+  Shape pads(2 * rank, Dim(0));
+  for (size_t i = 0; i < padding.size(); ++i) {
+    if (padding[i].constant() < 0) return {};
+    pads[(i % 2) * rank + rank - 1 - i / 2] = padding[i];
+  }
+  return {
+      builder.node1("Pad", {x, builder.ints(pads)}, call.types[0], {{"mode", std::string(kMode)}})};
+}
+
+// A one-dimensional tensor of floats.
+Value* floats(Builder& builder, Formula& f, const std::vector<double>& numbers) {
+  Values each;
+  for (const double number : numbers) {
+    each.push_back(f.reshape(builder.scalar(number, DType::kFloat), {1}));
+  }
+  Type type = each[0]->type;
+  type.shape = Shape{static_cast<int64_t>(numbers.size())};
+  return builder.node1("Concat", each, type, {{"axis", Dim(0)}});
+}
+
+// The factors that the caller gave, which decide where pixels lie; nothing if there are none.
+std::vector<double> given_factors(const AtenCall& call) {
+  std::vector<double> factors;
+  for (size_t i = 0; i < call.arg_names.size(); ++i) {
+    if (!call.arg_names[i].starts_with("scales") || !is_number(call.args[i])) continue;
+    factors.push_back(number(call.args[i]));
+  }
+  return factors;
+}
+
+template <size_t kRank, const char* kMode>
+Values resize(Builder& builder, const AtenCall& call) {
+  Value* x = tensor(call.arg("self"));
+  if (x == nullptr || !x->type.is_known() || x->type.shape->size() != kRank + 2 ||
+      !is_float(x->type.dtype) || !call.types[0].is_known() || !builder.allows(13)) {
+    return {};
+  }
+  const std::string mode = kMode;
+  const bool has_corners = std::find(call.arg_names.begin(), call.arg_names.end(),
+                                     "align_corners") != call.arg_names.end();
+  const bool aligns = has_corners && boolean(call.arg("align_corners"));
+  ir::Attrs attrs = {{"mode", mode}};
+  attrs["coordinate_transformation_mode"] = std::string(mode == kNearest ? "asymmetric"
+                                                        : aligns         ? "align_corners"
+                                                                         : "half_pixel");
+  if (mode == kNearest) attrs["nearest_mode"] = std::string("floor");
+  if (mode == kCubic) attrs["cubic_coeff_a"] = -0.75;
+  Formula f(builder);
+  std::vector<double> factors = given_factors(call);
+  if (factors.size() == kRank && !aligns) {
+    factors.insert(factors.begin(), {1, 1});
+    return {builder.node1("Resize", {x, nullptr, floats(builder, f, factors)}, call.types[0],
+                          std::move(attrs))};
+  }
+  if (!factors.empty() && !aligns) return {};
+  return {builder.node1("Resize", {x, nullptr, nullptr, builder.ints(*call.types[0].shape)},
+                        call.types[0], std::move(attrs))};
+}
+
+Values grid_sample(Builder& builder, const AtenCall& call) {
+  Value *x = tensor(call.arg("input")), *grid = tensor(call.arg("grid"));
+  // Older opsets have other words for the modes, which newer ones lack.
+  if (x == nullptr || grid == nullptr || !builder.allows(20)) return {};
+  static const char* const kModes[] = {"linear", "nearest", "cubic"};
+  static const char* const kPads[] = {"zeros", "border", "reflection"};
+  return {builder.node1("GridSample", {x, grid}, call.types[0],
+                        {{"mode", std::string(kModes[integer(call.arg("interpolation_mode"))])},
+                         {"padding_mode", std::string(kPads[integer(call.arg("padding_mode"))])},
+                         {"align_corners", Dim(boolean(call.arg("align_corners")) ? 1 : 0)}})};
+}
+
+// ---- tensors of numbers
+
+Values linspace(Builder& builder, const AtenCall& call) {
+  const ops::Arg &start = call.arg("start"), &end = call.arg("end");
+  const std::optional<Dim> steps = dim(call.arg("steps"));
+  if (!is_number(start) || !is_number(end) || !steps || !steps->is_constant()) return {};
+  const DType dtype = call.types[0].dtype;
+  if (!is_float(dtype)) return {};
+  Formula f(builder, dtype);
+  const double last = static_cast<double>(std::max<int64_t>(steps->constant() - 1, 1));
+  Value* places = f.number(range(f, *steps));
+  Value* numbers =
+      f.add(f.scaled(places, (number(end) - number(start)) / last), f.constant(number(start)));
+  return {f.cast(numbers, dtype)};
+}
+
+Values eye(Builder& builder, const AtenCall& call) {
+  const Type& type = call.types[0];
+  if (!type.is_known()) return {};
+  Value* ones = builder.make("ConstantOfShape", {builder.ints(*type.shape)});
+  return {
+      builder.node1("EyeLike", {ones}, type, {{"dtype", Dim(static_cast<int64_t>(type.dtype))}})};
+}
+
 const Table& formulas() {
   static const Table filled = [] {
     Table table;
@@ -275,17 +537,48 @@ const Table& formulas() {
     table.add("aten::arange", arange);
     table.add("aten::arange.start", arange);
     table.add("aten::arange.start_step", arange);
+    table.add("aten::argmax", extreme_of_all<true>);
+    table.add("aten::argmin", extreme_of_all<false>);
+    table.add("aten::clamp_max.Tensor", bounded<false>);
+    table.add("aten::clamp_min.Tensor", bounded<true>);
     table.add("aten::clone", clone);
+    table.add("aten::copy", copy);
     table.add("aten::cumsum", cumsum);
     table.add("aten::div.Tensor_mode", floor_quotient);
+    table.add("aten::eye", eye);
+    table.add("aten::eye.m", eye);
+    table.add("aten::fill.Scalar", fill);
+    table.add("aten::fill.Tensor", fill);
     table.add("aten::gelu", gelu);
+    table.add("aten::grid_sampler_2d", grid_sample);
+    table.add("aten::grid_sampler_3d", grid_sample);
     table.add("aten::hardswish", activation<ops::hard_swish>);
     table.add("aten::index.Tensor", index);
+    table.add("aten::linspace", linspace);
+    table.add("aten::max.dim", extreme<true>);
+    table.add("aten::min.dim", extreme<false>);
     table.add("aten::mish", activation<ops::mish>);
     table.add("aten::native_layer_norm", layer_norm);
+    table.add("aten::nonzero", nonzero);
+    for (const char* dims : {"1d", "2d", "3d"}) {
+      table.add(concat("aten::reflection_pad", dims), pad<kReflect>);
+      table.add(concat("aten::replication_pad", dims), pad<kEdge>);
+    }
     table.add("aten::rsqrt", activation<rsqrt>);
     table.add("aten::scalar_tensor", scalar_tensor);
+    table.add("aten::select_scatter", select_scatter);
     table.add("aten::silu", activation<ops::silu>);
+    table.add("aten::slice_scatter", slice_scatter);
+    table.add("aten::sort", sort);
+    table.add("aten::sort.stable", sort);
+    table.add("aten::topk", top);
+    table.add("aten::upsample_bicubic2d", resize<2, kCubic>);
+    table.add("aten::upsample_bilinear2d", resize<2, kLinear>);
+    table.add("aten::upsample_linear1d", resize<1, kLinear>);
+    table.add("aten::upsample_nearest1d", resize<1, kNearest>);
+    table.add("aten::upsample_nearest2d", resize<2, kNearest>);
+    table.add("aten::upsample_nearest3d", resize<3, kNearest>);
+    table.add("aten::upsample_trilinear3d", resize<3, kLinear>);
     return table;
   }();
   return filled;

@@ -15,12 +15,15 @@ import torch
 from torch import nn
 
 from torch_ort import _C
+from torch_ort.core.open_sizes import only_open
 from torch_ort.core.policy import ORTModuleFallbackException
 from torch_ort.onnx.capture import captured_model, name_sizes, name_values
 from torch_ort.onnx.graphs import Names, nodes_of
 from torch_ort.onnx.load import OnnxModule, is_of_file
+from torch_ort.onnx.taken_apart import PARTS
 from torch_ort.onnx.weights import save, with_weights
 from torch_ort.ortmodule import ORTModule
+from torch_ort.pytorch.dispatch_compat import operators_taken_apart
 
 # Of files, unless the caller names one.
 _OPSET = 20
@@ -150,7 +153,10 @@ def _exported(
         with torch.no_grad():
             # Casts of the model to a shorter dtype and back stay in the file.
             config = {"strict": True, "opset": opset or _OPSET, "emulate_eager_casts": True}
-            model = captured_model(module, lambda call: call(*args, **kwargs), config)
+            # ONNX has more operators for sizes that are numbers.
+            sizes = None if dynamic is True else dynamic or {}
+            with operators_taken_apart(PARTS), only_open(sizes):
+                model = captured_model(module, lambda call: call(*args, **kwargs), config)
     except ORTModuleFallbackException as error:
         raise _C.Unsupported(f"export_onnx: {error}") from error
     finally:

@@ -9,7 +9,7 @@ import abc
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -174,6 +174,30 @@ def layers_taken_apart() -> Iterator[None]:
     ours = {key: functools.partial(_encoder_layer, layer, key) for key in _FIRST}
     with patches.KERNELS.by({layer: {**patches.KERNELS.of(layer), **ours}}):
         yield
+
+
+@contextmanager
+def operators_taken_apart(parts: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Let operators without gradients be functions of others, where these do not decline.
+
+    A function that gives NotImplemented leaves a call to its operator.
+    """
+    ours = {
+        operator: {
+            **patches.KERNELS.of(operator),
+            **{key: functools.partial(_in_parts, operator, function, key) for key in _FIRST},
+        }
+        for operator, function in parts.items()
+    }
+    with patches.KERNELS.by(ours):
+        yield
+
+
+def _in_parts(
+    operator: Any, function: Callable[..., Any], key: Any, *args: Any, **kwargs: Any
+) -> Any:
+    made = function(*args, **kwargs)
+    return operator._op_dk(key, *args, **kwargs) if made is NotImplemented else made
 
 
 def _encoder_layer(operator: Any, key: Any, *args: Any) -> torch.Tensor:

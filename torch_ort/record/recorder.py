@@ -31,6 +31,7 @@ from torch import fx
 
 from torch_ort import _C
 from torch_ort.core import autocast
+from torch_ort.core.open_sizes import open_dims
 from torch_ort.core.refusals import HandOver, NoCapture
 from torch_ort.core.scopes import set_here
 from torch_ort.core.user_code import OUR_FOLDER, TORCH_FOLDER, Line
@@ -188,6 +189,7 @@ class RecordedInputs:
 
     def __init__(self, are_fixed: bool = False) -> None:
         self._are_fixed = are_fixed
+        self._open_dims = open_dims()
         self._sizes = _C.SizeSymbols()
         self._count = 0
 
@@ -203,7 +205,10 @@ class RecordedInputs:
 
     def tensor(self, tensor: torch.Tensor, name: str) -> Leaf:
         """Give an input for a tensor that each call provides anew."""
-        sizes = [self._symbol(size, is_size=True) for size in tensor.shape]
+        sizes = [
+            self._symbol(size, is_size=True) if self._may_vary(name, dim) else size
+            for dim, size in enumerate(tensor.shape)
+        ]
         strides = in_order(sizes, _C.memory_order(tensor) or range(len(sizes)))
         return input_like(tensor, Spec(sizes, strides, tensor.dtype, tensor.device))
 
@@ -219,6 +224,9 @@ class RecordedInputs:
     def new_size(self, most: int | None) -> torch.SymInt:
         """Give a symbol for a size that only data tells, and that is at most a number."""
         return self.unbacked_size(example_of(most), most)
+
+    def _may_vary(self, name: str, dim: int) -> bool:
+        return self._open_dims is None or dim in self._open_dims.get(name, ())
 
     def _symbol(self, value: int, is_size: bool) -> int | torch.SymInt:
         if self._are_fixed:
