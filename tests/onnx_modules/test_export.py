@@ -194,6 +194,51 @@ def test_numbers_names_and_dims_that_cannot_be(tmp_path: Path) -> None:
     torch.testing.assert_close(by_onnxruntime(path.read_bytes(), x=x), x + 1)
 
 
+class Asks(nn.Module):
+    """Something else for even numbers of rows, or from a number of rows on."""
+
+    def __init__(self, question) -> None:
+        super().__init__()
+        self.question = question
+
+    def forward(self, x):
+        return x * 2 if self.question(x.size(0)) else x * 3
+
+
+def test_conditions_on_named_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    named = {"x": {0: "n"}}
+    with pytest.raises(UserError, match=r"dim 0 of 'x': got 'n', but .* else for some sizes: want"):
+        torch_ort.export_onnx(Asks(lambda n: n % 2 == 0), path, (torch.ones(4, 2),), dynamic=named)
+    assert not path.exists()
+    with pytest.warns(UserWarning, match=r"dim 0 of 'x': the file is right for sizes from 3 on"):
+        torch_ort.export_onnx(Asks(lambda n: n > 2), path, (torch.ones(4, 2),), dynamic=named)
+    torch.testing.assert_close(
+        by_onnxruntime(path.read_bytes(), x=torch.ones(9, 2)), torch.full((9, 2), 2.0)
+    )
+    with pytest.warns(
+        UserWarning, match=r"right for sizes with the call's conditions, since .*% 2"
+    ):
+        torch_ort.export_onnx(Asks(lambda n: n % 2 == 0), path, (torch.ones(4, 2),), dynamic=True)
+    torch_ort.export_onnx(Asks(lambda n: n % 2 == 0), path, (torch.ones(4, 2),))
+
+
+class Listed(nn.Module):
+    def forward(self, xs, **more):
+        return xs[0] + xs[1] * more["scale"]
+
+
+def test_sizes_in_lists_are_those_of_the_call(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    inputs = {"xs": [torch.ones(3, 4), torch.ones(3, 4)], "scale": torch.ones(4)}
+    torch_ort.export_onnx(Listed(), path, inputs)
+    shapes = [
+        [dim.dim_value for dim in each.type.tensor_type.shape.dim]
+        for each in onnx.load(path).graph.input
+    ]
+    assert shapes == [[3, 4], [3, 4], [4]]
+
+
 class OfWidth(nn.Module):
     def forward(self, x):
         return x.exp() if x.shape[0] == 3 else x.sin()

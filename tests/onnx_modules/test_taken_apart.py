@@ -221,6 +221,7 @@ def test_files_give_eagers_numbers(function: Function, tmp_path: Path) -> None:
     check(module, path, torch.randn(4, 5))
 
 
+@pytest.mark.filterwarnings("ignore:.*the file is right for sizes from")
 @pytest.mark.parametrize("name", BY_ROWS)
 def test_named_sizes_may_be_others(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,6 +38,11 @@ class ModuleCapture:
         self._numbers = {name: before + i for name, i in function.numbers.items()}
         self._asked = function.asked
         self._symbols = function.symbols  # by position among the integers
+        # The symbols of sizes that may vary, by tensor and dim.
+        open_integers = frozenset(function.open_integers)
+        self.open_sizes = {
+            place: function.symbols[i] for place, i in function.sizes.items() if i in open_integers
+        }
         first = len(function.open_integers) + len(function.held.names)
         # If results are made of arguments, they must be made of the caller's own, not of dense
         # copies.
@@ -115,6 +120,18 @@ class ModuleCapture:
         tensors = self._guard.tensors(args, self._open_numbers.brought_by(kwargs))
         given = [*flat[: len(flat) - len(tensors)], *tensors]
         return self._rebuild(self.run(*flat, given=given), args, kwargs)
+
+    @property
+    def conditions(self) -> str:
+        """Give the conditions on sizes as Python, by their symbols; empty if there are none."""
+        return self._words
+
+    def holds_for(self, flat: list[Any], sizes: Mapping[str, int]) -> bool:
+        """Tell whether the conditions hold for a call's sizes with others for some symbols."""
+        values = [
+            sizes.get(symbol, value) for symbol, value in zip(self._symbols, flat, strict=False)
+        ]
+        return not self._holds or self._holds(*values)
 
     def integers_of(self, flat: list[Any]) -> list[int]:
         """Give the integers and sizes of a call from what `match` gave."""

@@ -84,6 +84,7 @@ class ModuleFunction(torch.nn.Module):
         self.watch = watch
         self.__dict__["replay"] = replay
         self.integers: list[int | torch.SymInt] = []
+        self.sizes: dict[tuple[str, int], int] = {}  # positions among these, by tensor and dim
         self.outputs: Structure
         self.assigned: list[tuple[dict, str]] = []  # attributes to which forward assigns tensors
         self.fields = AssignedFields()
@@ -107,6 +108,8 @@ class ModuleFunction(torch.nn.Module):
             storages.add(storage)
             self.leaves.append((True, len(tensors)))
             tensors.append(fakes.tensor(tensor, name))
+            first = len(self.integers)
+            self.sizes |= {(name, dim): first + dim for dim in range(tensor.dim())}
             self.integers += tensors[-1].shape
         # The names are read now. A symbol that is found equal to another one later has the other's
         # name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,12 @@ def _exported(
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (tuple(inputs), {})
     modes = [(each, each.training) for each in module.modules()]
     module.eval()
+    captures: list[Any] = []
+
+    def run(call: ORTModule) -> None:
+        call(*args, **kwargs)
+        captures.extend(call.captures_for(args, kwargs))
+
     try:
         with torch.no_grad():
             # Casts of the model to a shorter dtype and back stay in the file.
@@ -156,7 +163,7 @@ def _exported(
             # ONNX has more operators for sizes that are numbers.
             sizes = None if dynamic is True else dynamic or {}
             with operators_taken_apart(PARTS), only_open(sizes):
-                model = captured_model(module, lambda call: call(*args, **kwargs), config)
+                model = captured_model(module, run, config)
     except ORTModuleFallbackException as error:
         raise _C.Unsupported(f"export_onnx: {error}") from error
     finally:
@@ -164,6 +171,8 @@ def _exported(
             each.training = is_training
     if model is None:
         raise _C.Unsupported("export_onnx: the module computes nothing that can be captured")
+    for capture, flat in captures:
+        _check_conditions(capture, flat, dynamic)
     graph = model.graph
     if not private:
         _refuse_private(graph)
@@ -194,6 +203,45 @@ def _exported(
     if dynamic is not True:
         _settle_sizes(graph, dynamic or {}, _tensors(module, args, kwargs))
     return model
+
+
+# Sizes for which a graph that is right for all sizes has to be right.
+_SIZES = (*range(1, 65), 100, 127, 128, 500, 1000, 1024)
+
+
+def _check_conditions(capture: Any, flat: list[Any], dynamic: Dynamic) -> None:
+    """Raise UserError where the model computes something else for some of the sizes with a name.
+
+    The conditions on sizes are those of the program, in Python (`if x.size(0) % 2`). Most that fail
+    for small sizes alone are those of windows, for which the model itself fails: a warning says
+    from which size on the file is right. So it does where the caller names no sizes, but wants all.
+    """
+    if not capture.conditions or not dynamic:
+        return
+    places: dict[str, list[tuple[str, int]]] = {}  # by the word that names them
+    for (name, dim), symbol in capture.open_sizes.items():
+        word = symbol if dynamic is True else dynamic.get(name, {}).get(dim)
+        if word is not None:
+            places.setdefault(word, []).append((name, dim))
+    for word, named in places.items():
+        symbols = {capture.open_sizes[place] for place in named}
+        right = [size for size in _SIZES if capture.holds_for(flat, dict.fromkeys(symbols, size))]
+        # What the model fixes, or has as large as another size, is so in the file.
+        if len(right) <= 1 or right == [*_SIZES]:
+            continue
+        (name, dim), *_ = named
+        place = f"dim {dim} of '{name}'"
+        is_small = right == [size for size in _SIZES if size >= right[0]]
+        if not is_small and dynamic is not True:
+            raise _C.UserError(
+                f"export_onnx: dynamic: {place}: got '{word}', but the model computes something "
+                f"else for some sizes: want {capture.conditions}"
+            )
+        which = f"from {right[0]} on" if is_small else "with the call's conditions"
+        warnings.warn(
+            f"export_onnx: {place}: the file is right for sizes {which}, since the model asks for "
+            f"{capture.conditions}", stacklevel=4,
+        )  # fmt: skip
 
 
 def _with_enough_opset(model: onnx.ModelProto) -> onnx.ModelProto:

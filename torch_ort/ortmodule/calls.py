@@ -434,6 +434,11 @@ class Calls:
                 if place.holds_another(value)
             )
 
+    def captures_for(self, args: tuple, kwargs: dict) -> list[tuple[ModuleCapture, list[Any]]]:
+        """Give the captures that serve a call, with what each takes of it."""
+        found = [(each.capture, each.capture.match(args, kwargs)) for each in self._captured]
+        return [(capture, flat) for capture, flat in found if flat is not None]
+
     def _leave_open(self, places: Iterable[str | NumberPlace]) -> bool:
         """Let numbers be open in later captures; tell whether any was not."""
         keyed = {place if isinstance(place, str) else place.key: place for place in places}

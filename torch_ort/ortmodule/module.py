@@ -99,6 +99,10 @@ class ORTModule(torch.nn.Module):
         self.__dict__["_entries"] = [entry]
         self._enter_forward()
 
+    def captures_for(self, args: tuple, kwargs: dict) -> list[tuple[Any, list[Any]]]:
+        """Give the captured graphs that serve a call, with what each takes of it."""
+        return self._calls.captures_for(args, kwargs)
+
     def _make_calls(self, module: torch.nn.Module, debug: DebugOptions) -> Calls:
         around = self._around(module)
         calls = make_calls(module, debug, around)
