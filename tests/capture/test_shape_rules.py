@@ -613,3 +613,14 @@ def test_on_a_gpu(name, symbolic):
     got = answer(func, *pytree.tree_map_only(torch.Tensor, describe, (args, {})))
     for spec, real in zip(got, want, strict=True):
         assert_is(spec, real)
+
+
+@pytest.mark.parametrize(
+    "numbers", [(0, 0j, False, 0), (1, True, 1 + 0j, True, 1), (1.5, 1.5 + 0j, 1.5)], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.int64], ids=str)
+def test_equal_numbers_of_other_types_give_other_dtypes(dtype, numbers):
+    x = torch.ones(2, dtype=dtype)
+    for number in numbers:
+        (made,) = answer(aten.add.Tensor, [spec_of(x), number], {})
+        assert made.dtype == (x + number).dtype, number

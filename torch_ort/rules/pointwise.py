@@ -28,14 +28,18 @@ from torch_ort.rules.table import RULES, rule_of
 aten = torch.ops.aten
 
 
-@functools.lru_cache(maxsize=4096)
-def _pointwise_dtype(
-    operator: Any, described: tuple, names: tuple, default: torch.dtype
-) -> torch.dtype:
-    """Ask PyTorch for the dtype of a result, with tensors of two numbers.
+def _pointwise_dtype(operator: Any, described: tuple, names: tuple) -> torch.dtype:
+    """Ask PyTorch for the dtype of a result, with tensors of two numbers."""
+    kinds = tuple(map(type, described))
+    return _dtype_asked(operator, described, kinds, names, torch.get_default_dtype())
 
-    It depends on the `default` dtype, which is the one in force.
-    """
+
+@functools.lru_cache(maxsize=4096)
+def _dtype_asked(
+    operator: Any, described: tuple, kinds: tuple[type, ...], names: tuple, default: torch.dtype
+) -> torch.dtype:
+    # Numbers of different types are equal in Python (0, False and 0j), and give other dtypes. The
+    # `default` dtype is the one in force.
 
     def argument(item: Any) -> Any:
         if isinstance(item, _Kind):
@@ -58,7 +62,7 @@ def dtype_with(x: Spec, numbers: Sequence[int | float]) -> torch.dtype:
     """Give the dtype to which PyTorch promotes a tensor and numbers of Python."""
     number = 1.5 if any(type(each) is float for each in numbers) else 2
     described = (_Kind(x.dtype, min(len(x.sizes), 1)), number)
-    return _pointwise_dtype(aten.add.Tensor, described, (), torch.get_default_dtype())
+    return _pointwise_dtype(aten.add.Tensor, described, ())
 
 
 def pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
@@ -77,8 +81,7 @@ def pointwise(operator: Any, *args: Any, **kwargs: Any) -> Spec:
             described.append(1.5 if type(item) is float else item)
     if not operands or kwargs.get("memory_format") is not None:
         raise NoRule
-    default = torch.get_default_dtype()
-    dtype = _pointwise_dtype(operator, tuple(described), tuple(kwargs), default)
+    dtype = _pointwise_dtype(operator, tuple(described), tuple(kwargs))
     device = common_device(operands)
     first = operands[0]
     if len(operands) == 1:
