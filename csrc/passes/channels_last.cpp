@@ -225,10 +225,21 @@ class Candidates {
                     [](const Value* image) { return is_either_layout(*image); });
     if (is_done) return false;
     if (found.form.weight < 0) return true;
+    if (fails_in_library(node)) return false;
     const DType dtype = found.reads[0]->type.dtype;
     // Only oneDNN's convolutions gain, and these compute in float32 and bfloat16.
     return (dtype == DType::kFloat || dtype == DType::kBFloat16) &&
            is_plain(node.inputs.at(found.form.weight));
+  }
+
+  // Of volumes in groups with strides, oneDNN's gradient of the weight for channels that lie side
+  // by side leaves numbers unwritten, and writes beyond its memory (oneDNN 3.12: a window of 7 with
+  // a stride of 2 and 17 channels by themselves). Its kernel for row-major volumes is right.
+  static bool fails_in_library(const Node& node) {
+    const std::optional<Convolution> it = find_convolution(node);
+    if (!it || !it->is_of_volumes() || it->groups == Dim(1)) return false;
+    return std::any_of(it->strides.begin(), it->strides.end(),
+                       [](const Dim& stride) { return !(stride == Dim(1)); });
   }
 
   // An operand of a point-wise node must broadcast to the result.
