@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string_view>
 
 namespace torch_ort::ops {
 
@@ -122,7 +123,13 @@ void lower_to(const Pair& pair, Value* x, const Arg& axes, const Node& node, Val
               CallList& calls) {
   ArgList args = {x};
   if (pair.form == Pair::Form::kAlong) args.insert(args.end(), {axes, keeps_dims(node)});
-  for (const Pair::Argument& argument : pair.arguments) args.push_back(argument.value);
+  // PyTorch adds and multiplies smaller integers in int64, unless it is told otherwise.
+  const DType dtype = x->type.dtype;
+  const bool is_small = ir::is_integer(dtype) && dtype != DType::kInt64;
+  for (const Pair::Argument& argument : pair.arguments) {
+    const bool says_dtype = is_small && std::string_view(argument.name) == "dtype";
+    args.push_back(says_dtype ? Arg(ir::name(dtype)) : argument.value);
+  }
   calls.add(pair.aten, pair.overloads[0], std::move(args), {result});
 }
 

@@ -41,7 +41,7 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
             )
     versions = {each.domain: each.version for each in model.opset_import}
     if model.functions:
-        model = inliner.inline_local_functions(model)
+        model = inliner.inline_local_functions(_with_defaults(model))
     model = at_least(model, OLDEST_OPSET)
     versions |= {each.domain: each.version for each in model.opset_import}
     matrices = {
@@ -67,6 +67,26 @@ def prepared(model: onnx.ModelProto) -> onnx.ModelProto:
 
 # Their results have as many elements as data says; those of other domains may have so, too.
 _BY_DATA = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
+
+
+def _with_defaults(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Give a model whose calls of its own functions name all attributes that have a default.
+
+    onnx's inliner leaves those out that a call does not name.
+    """
+    defaults = {
+        (each.domain, each.name, each.overload): each.attribute_proto for each in model.functions
+    }
+    if not any(defaults.values()):
+        return model
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    for graph in (copied.graph, *copied.functions):
+        for node in nodes_of(graph):
+            given = {each.name for each in node.attribute}
+            missing = defaults.get((node.domain, node.op_type, node.overload), ())
+            node.attribute.extend(each for each in missing if each.name not in given)
+    return copied
 
 
 def _name_sizes(graph: onnx.GraphProto) -> None:

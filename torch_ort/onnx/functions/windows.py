@@ -112,8 +112,8 @@ def _counts(
     ):
         room = size + before + behind - dilation * (k - 1) - 1
         count = (-(-room // stride) if ceil_mode else room // stride) + 1
-        if ceil_mode and isinstance(count, int) and (count - 1) * stride >= size + before:
-            count -= 1
+        if ceil_mode:
+            count = torch.sym_min(count, (size + before - 1) // stride + 1)
         counts.append(count)
     return counts
 
