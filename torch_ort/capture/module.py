@@ -23,6 +23,7 @@ from torch_ort.capture.recorded import record_and_compile, record_or_hand_over
 from torch_ort.capture.traced import trace_and_compile
 from torch_ort.core.refusals import (
     GatheredInside,
+    HandOver,
     NestedTensor,
     NoCapture,
     blamed_on_forward,
@@ -83,8 +84,7 @@ def capture_module(
 
 
 def _record_or_trace(call: _Call, state: GraphState, are_fixed: bool) -> ModuleCapture:
-    given = RecordedInputs(are_fixed)
-    capture = record_or_hand_over(lambda: _capture(call, state, given, recorded_reads), state)
+    capture = record_or_hand_over(lambda: _record(call, state, are_fixed), state)
     if capture is not None:
         return capture
     if call.places:  # a tensor in place of an attribute would take other branches than a number
@@ -96,6 +96,19 @@ def _record_or_trace(call: _Call, state: GraphState, are_fixed: bool) -> ModuleC
         if not is_refused_by_dynamo(error):
             raise
     return _capture(call, state, FakeInputs(are_fixed), all_reads)
+
+
+def _record(call: _Call, state: GraphState, are_fixed: bool) -> ModuleCapture:
+    given = RecordedInputs(are_fixed)
+    try:
+        return _capture(call, state, given, recorded_reads)
+    except Exception as error:
+        if not given.has_ones or isinstance(error, HandOver | _C.Error):
+            raise
+        # PyTorch compares sizes with 1 where only the layout depends on it, and where it is the
+        # number of channels: a symbol is another size to the former, and so to the latter.
+        state.programs.clear()
+    return _capture(call, state, RecordedInputs(fixes_ones=True), recorded_reads)
 
 
 class _Call(NamedTuple):

@@ -187,8 +187,10 @@ class RecordedInputs:
     Sizes and integers are symbols, or, for a graph that serves no other ones, those of the call.
     """
 
-    def __init__(self, are_fixed: bool = False) -> None:
+    def __init__(self, are_fixed: bool = False, fixes_ones: bool = False) -> None:
         self._are_fixed = are_fixed
+        self._fixes_ones = fixes_ones
+        self.has_ones = False  # a size that may vary is 1
         self._open_dims = open_dims()
         self._sizes = _C.SizeSymbols()
         self._count = 0
@@ -229,8 +231,9 @@ class RecordedInputs:
         return self._open_dims is None or dim in self._open_dims.get(name, ())
 
     def _symbol(self, value: int, is_size: bool) -> int | torch.SymInt:
-        if self._are_fixed:
+        if self._are_fixed or (is_size and value == 1 and self._fixes_ones):
             return value
+        self.has_ones |= is_size and value == 1
         self._count += 1
         return self._sizes.symbol(f"s{self._count - 1}", value, is_size)
 
