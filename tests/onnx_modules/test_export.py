@@ -185,6 +185,9 @@ def test_numbers_names_and_dims_that_cannot_be(tmp_path: Path) -> None:
         torch_ort.export_onnx(Numbered(), path, (x,), dynamic={"x": {5: "n"}})
     with pytest.raises(TypeError, match="dynamic: got list, want True, or names by input and dim"):
         torch_ort.export_onnx(Numbered(), path, (x,), dynamic=["x"])
+    for word in ("min", "a b"):
+        with pytest.raises(UserError, match=f"got '{word}', want a name of letters and digits"):
+            torch_ort.export_onnx(Numbered(), path, (x,), dynamic={"x": {0: word}})
     for named in (["n"], {"n": 0}, {0: 1}, "n"):
         with pytest.raises(TypeError, match=r"dynamic of 'x': got .*, want True, or names by"):
             torch_ort.export_onnx(Numbered(), path, (x,), dynamic={"x": named})

@@ -514,3 +514,21 @@ def test_files_run_elsewhere(kind, with_count, tmp_path):
                 torch.testing.assert_close(torch.from_numpy(a), b, rtol=1e-4, atol=1e-5)
             for a, b in zip(_C.run(graph, inputs).values(), want, strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Numbers(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, int, float, bool, dict[str, int]]:
+        count = 0
+        while bool(x.abs().max() > 0.5) and count < 10:
+            x = x * 0.7
+            count += 1
+        total = int(x.sum() * 10)
+        return x, count, float(x.sum()), bool(x.sum() > 0), {"total": total // 3 + count}
+
+
+def test_numbers_that_data_tells_are_results() -> None:
+    scripted = torch.jit.script(Numbers())
+    check(scripted, BOTH)
+    with torch.no_grad():
+        _, *numbers, _ = torch_ort.compile(scripted)(UP[0])
+    assert [*map(type, numbers)] == [int, float, bool]

@@ -31,6 +31,7 @@ from torch_ort.rules.numbers import (
 )
 from torch_ort.rules.symbols import symbol_name
 from torch_ort.script.replay import Replay
+from torch_ort.script.unbacked import UnbackedNumber
 
 
 def describe_call(
@@ -151,7 +152,7 @@ class ModuleFunction(torch.nn.Module):
         taken = self.watch.take_tensors()
         self.assigned = [(entries, name) for entries, name, _ in taken]
         self.watch.note_run()
-        self.outputs = Structure(result, "output", keeps_others=True, number_tensor=number_tensor)
+        self.outputs = Structure(result, "output", keeps_others=True, number_tensor=_given_number)
         return [*self.outputs.leaves, *(tensor for _, _, tensor in taken), *fields]
 
     @enters_program
@@ -281,6 +282,11 @@ def _put_entries(
 
 
 _MISSING = object()
+
+
+def _given_number(value: Any) -> torch.Tensor | None:
+    """Give the tensor that stands for a number in a graph; None for other values."""
+    return value.tensor() if isinstance(value, UnbackedNumber) else number_tensor(value)
 
 
 def _dense_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -329,7 +329,7 @@ def _wanted_symbols(
                 raise _C.UserError(
                     f"export_onnx: dynamic: dim of '{name}': got {place}, want 0 to {most}"
                 )
-            if not word.isidentifier():
+            if not word.isidentifier() or word in ("min", "max"):  # words of expressions
                 raise _C.UserError(f"{dim}: got {word!r}, want a name of letters and digits")
             symbol = places[name, place]
             if not symbol.isidentifier():
