@@ -243,6 +243,7 @@ def watch_frames(
             # With dynamic=True every integer of a module would be a symbol from the first.
             patches.INTEGERS_OF_MODULES.by(dynamo_config.assume_static_by_default),
             patches.INNER_GRADIENTS.by(True),
+            patches.BACKWARD_IN_GRAPHS.by(_break_at_backward),
             patches.UNGUARDED_TENSORS.by(_sees_switched_gradients()),
             patches.GUARD_LATENCY.by(_latency_of_guards),
         ):
@@ -283,6 +284,11 @@ def _latency_of_guards(
     for _ in range(runs):
         guards.check(scope)
     return (time.perf_counter() - began) * 1e6 / max(runs, 1)
+
+
+def _break_at_backward(theirs: Callable, *args: Any, **kwargs: Any) -> Any:
+    with patches.INNER_GRADIENTS.by(False):
+        return theirs(*args, **kwargs)
 
 
 def _with_fewer_symbols(convert: Callable[[], Any]) -> tuple[Any, int]:

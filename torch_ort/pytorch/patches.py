@@ -271,6 +271,11 @@ INNER_GRADIENTS = Setting(
     "gradients, so that no graph has to break there.",
     scope=Scope.CONTEXT,
 )
+BACKWARD_IN_GRAPHS = Function(
+    "torch._dynamo.variables.tensor:TensorVariable.method_backward",
+    "With that setting Dynamo writes `backward()` as gradients that it adds up, too, and fails in "
+    "functions with an optimizer; the graph breaks there as it does without.",
+)
 SIZES_THAT_CHANGE = Setting(
     "torch._dynamo.config:automatic_dynamic_shapes",
     "Dynamo cannot trace batches of gradients of tensors whose sizes are symbols: each size has a "
