@@ -183,6 +183,11 @@ def test_numbers_names_and_dims_that_cannot_be(tmp_path: Path) -> None:
         torch_ort.export_onnx(Numbered(), path, (x,), output_names=["x"])
     with pytest.raises(UserError, match="dynamic: dim of 'x': got 5, want 0 to 1"):
         torch_ort.export_onnx(Numbered(), path, (x,), dynamic={"x": {5: "n"}})
+    with pytest.raises(TypeError, match="inputs: got Tensor, want a tuple of arguments"):
+        torch_ort.export_onnx(Numbered(), path, x)
+    for names in ([3], [""]):
+        with pytest.raises(TypeError, match=r"output_names: got .*, want texts"):
+            torch_ort.export_onnx(Numbered(), path, (x,), output_names=names)
     with pytest.raises(TypeError, match="dynamic: got list, want True, or names by input and dim"):
         torch_ort.export_onnx(Numbered(), path, (x,), dynamic=["x"])
     for word in ("min", "a b"):

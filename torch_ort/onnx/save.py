@@ -89,6 +89,15 @@ def export_onnx(
         raise TypeError(f"export_onnx: module: got {type(module).__name__}, want a torch.nn.Module")
     if inputs is None:
         raise TypeError("export_onnx: inputs: got none, want arguments of a call to capture")
+    if isinstance(inputs, torch.Tensor) or not isinstance(inputs, Sequence | Mapping):
+        raise TypeError(
+            f"export_onnx: inputs: got {type(inputs).__name__}, want a tuple of arguments, or "
+            "arguments by name"
+        )
+    if output_names is not None and not all(
+        isinstance(name, str) and name for name in output_names
+    ):
+        raise TypeError(f"export_onnx: output_names: got {list(output_names)}, want texts")
     _check_dynamic(dynamic)
     save(_exported(module, inputs, dynamic, output_names, opset, private), Path(path))
 
