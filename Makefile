@@ -314,8 +314,8 @@ $(INSTALLED): $(TOOLS) pyproject.toml build/.sources
 
 # The editable install holds a list of the Python files, which must follow the folder.
 build/.sources: FORCE | build/.system
-	@find torch_ort -name '*.py' ! -name _build_info.py | LC_ALL=C sort > $@.new
-	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+	@find torch_ort -name '*.py' ! -name _build_info.py | LC_ALL=C sort > $@.$$PPID
+	@if cmp -s $@.$$PPID $@; then rm $@.$$PPID; else mv $@.$$PPID $@; fi
 
 $(ENV)/.torch_ort-%: $(CONSTRAINT) pyproject.toml | $(TOOLS)
 	@echo 'installing what the $* target needs'
