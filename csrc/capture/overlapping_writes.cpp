@@ -15,7 +15,13 @@ namespace {
 
 thread_local OverlappingWrites* innermost = nullptr;
 
-bool is_written_by_name(std::string_view name) { return name.size() > 1 && name.back() == '_'; }
+// Whether the operator has the name of one that writes: "aten::add_", and "aten::__iand__", but not
+// "aten::__and__".
+bool is_written_by_name(std::string_view name) {
+  name.remove_prefix(std::min(name.size(), name.rfind(':') + 1));
+  if (name.starts_with("__")) return name.starts_with("__i");
+  return name.ends_with('_');
+}
 
 // Whether the operator changes only how the tensor lies in its memory.
 bool keeps_numbers(const at::RecordFunction& call) {

@@ -78,6 +78,7 @@ FINE = {
     "not expanded": twice(lambda view: view.add_(1), (1, 4)),
     "no elements": twice(lambda view: view[:0].fill_(1)),
     "a copy": twice(lambda view: view.clone().add_(1)),
+    "operators of numbers": lambda x: (x > 0).expand(3, 4) & (x < 9) | (x == 1).expand(3, 4),
     "diagonal": lambda x: (lambda y: (y.diagonal().add_(1), y)[1])(x.t() @ x),
 }
 
