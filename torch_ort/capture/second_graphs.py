@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from torch_ort._C import Unsupported
 from torch_ort.capture.graphs import GraphCompiler
 from torch_ort.capture.module_function import PlainCall
 from torch_ort.core import autocast
@@ -70,20 +69,19 @@ class SecondGraphs:
         with self._again.as_called():
             return self._plain.change_since(*inputs)
 
+    def may_serve(self, state: autocast.State) -> bool:
+        """Tell whether gradients that are computed in a state of autocast may have a graph."""
+        is_alone = not self._state.communicates  # or other ranks would have to compute it too
+        is_plain = not state and self._again.is_without_autocast
+        return self._is_possible and is_alone and is_plain
+
     def gradients(
         self, inputs: Sequence[Any], tangents: Tensors, state: autocast.State
     ) -> list[torch.Tensor | None] | None:
         """Give the gradients of a call, with their history; None where no graph can.
 
-        Raises Unsupported where what was recorded is another function by now.
+        Graphs have to be allowed in the state, and what was recorded not to have changed.
         """
-        is_alone = not self._state.communicates  # or other ranks would have to compute it too
-        is_plain = not state and self._again.is_without_autocast
-        if not (self._is_possible and is_alone and is_plain):
-            return None
-        why = self.change_since(inputs)
-        if why:
-            raise Unsupported(why)
         flat = [_dense(value) for value in (*inputs, *tangents)]
         with autocast.in_state(state):  # another one may be active by now
             graph = self._graph_for(flat, len(inputs))

@@ -7,7 +7,6 @@ but for the last bits. What ONNX has under another name is converted in csrc/con
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -216,16 +215,6 @@ def _clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> T
     return x if max is None else torch.minimum(x, max)
 
 
-@_of(aten.clamp_min.Tensor)
-def _clamp_min(x: Tensor, min: Tensor) -> Tensor:
-    return torch.maximum(x, min)
-
-
-@_of(aten.clamp_max.Tensor)
-def _clamp_max(x: Tensor, max: Tensor) -> Tensor:
-    return torch.minimum(x, max)
-
-
 @_of(aten.nan_to_num.default)
 def _nan_to_num(
     x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
@@ -359,21 +348,29 @@ def _bce(x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int
 # ---- norms
 
 
+def _normalized(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Give x with mean 0 and variance 1 along some dims; the mean; 1 / standard deviation."""
+    mean = x.mean(dims, keepdim=True)
+    centred = x - mean
+    scale = (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+    return centred * scale, mean, scale
+
+
+def _by_channel(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Give x * weight + bias, with one number of both for each channel, the second dim of x."""
+    of_channels = (x.shape[1], *[1] * (x.dim() - 2))
+    if weight is not None:
+        x = x * weight.reshape(of_channels)
+    return x if bias is None else x + bias.reshape(of_channels)
+
+
 @_of(aten.native_group_norm.default)
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: Any, channels: Any, rest: Any,
     groups: int, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    rows = x.reshape(batch, groups, -1)
-    mean = rows.mean(-1, keepdim=True)
-    centred = rows - mean
-    scale = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
-    result = (centred * scale).reshape(x.shape)
-    of_channels = (channels, *[1] * (x.dim() - 2))
-    if weight is not None:
-        result = result * weight.reshape(of_channels)
-    if bias is not None:
-        result = result + bias.reshape(of_channels)
+    rows, mean, scale = _normalized(x.reshape(batch, groups, -1), [-1], eps)
+    result = _by_channel(rows.reshape(x.shape), weight, bias)
     return result, mean.squeeze(-1), scale.squeeze(-1)
 
 
@@ -382,17 +379,8 @@ def _instance_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    dims = [0, *range(2, x.dim())]
-    mean = x.mean(dims, keepdim=True)
-    centred = x - mean
-    scale = (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
-    result = centred * scale
-    of_channels = (x.shape[1], *[1] * (x.dim() - 2))
-    if weight is not None:
-        result = result * weight.reshape(of_channels)
-    if bias is not None:
-        result = result + bias.reshape(of_channels)
-    return result, mean.reshape(-1), scale.reshape(-1)
+    result, mean, scale = _normalized(x, [0, *range(2, x.dim())], eps)
+    return _by_channel(result, weight, bias), mean.reshape(-1), scale.reshape(-1)
 
 
 # ---- places and parts
@@ -412,28 +400,6 @@ def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
         if shift != 0:
             x = torch.cat([_part(x, dim, -shift, None), _part(x, dim, None, -shift)], dim)
     return x
-
-
-@_of(aten.slice_scatter.default)
-def _slice_scatter(
-    x: Tensor, part: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Tensor:  # fmt: skip
-    are_numbers = all(isinstance(each, int) or each is None for each in (start, end))
-    if step != 1 or not are_numbers:
-        return NotImplemented
-    start, end = start or 0, sys.maxsize if end is None else end
-    if end >= 0 > start or 0 <= end < start:
-        return NotImplemented
-    return torch.cat([_part(x, dim, None, start), part, _part(x, dim, end, None)], dim)
-
-
-@_of(aten.select_scatter.default)
-def _select_scatter(x: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
-    if not isinstance(index, int):
-        return NotImplemented
-    after = sys.maxsize if index == -1 else index + 1
-    parts = [_part(x, dim, None, index), part.unsqueeze(dim), _part(x, dim, after, None)]
-    return torch.cat(parts, dim)
 
 
 @_of(aten.flip.default)
@@ -506,12 +472,6 @@ def _bucketize(
     x = x.unsqueeze(-1)
     below = boundaries <= x if right else boundaries < x
     return below.to(torch.int64).sum(-1).to(torch.int32 if out_int32 else torch.int64)
-
-
-@_of(aten.fill.Scalar, aten.fill.Tensor)
-def _fill(x: Tensor, value: Any) -> Tensor:
-    number = value.to(x.dtype) if isinstance(value, Tensor) else _like(x, value)
-    return number.expand(x.shape).clone()
 
 
 @_of(aten.pixel_unshuffle.default)

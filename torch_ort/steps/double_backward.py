@@ -56,12 +56,15 @@ class Differentiable(Protocol):
     def change_since(self, inputs: Sequence[Any]) -> str:
         """Say what makes another function of what was recorded; empty if nothing does."""
 
+    def may_serve(self, state: autocast.State) -> bool:
+        """Tell whether gradients that are computed in a state of autocast may have a graph."""
+
     def gradients(
         self, inputs: Sequence[Any], tangents: Tensors, state: autocast.State
     ) -> list[torch.Tensor | None] | None:
         """Give the gradients of a call, with their history; None where no graph can.
 
-        Raises Unsupported where what was recorded is another function by now.
+        Graphs have to be allowed in the state, and what was recorded not to have changed.
         """
 
 
@@ -110,21 +113,27 @@ class DoubleBackward:
         self, inputs: Sequence[Any], tangents: Tensors
     ) -> list[torch.Tensor | None] | None:
         """Give the gradients of a call where earlier ones were differentiated by a graph."""
-        if not self._second.are_used or self._second.change_since(inputs):
+        state = autocast.state_now()
+        if not self._second.are_used or not self._second.may_serve(state):
             return None
         with torch.enable_grad():
             inputs = self._again.new_inputs(inputs)
-            return self._second.gradients(inputs, tangents, autocast.state_now())
+            if self._second.change_since(inputs):
+                return None
+            return self._second.gradients(inputs, tangents, state)
 
     def _differentiate_by_graph(
         self, inputs: Sequence[Any] | None, tangents: Tensors, given: Tensors,
         state: autocast.State,
     ) -> list[torch.Tensor | None] | None:  # fmt: skip
-        if inputs is None:
+        if inputs is None or not self._second.may_serve(state):
             return None
         keeps_history = torch.is_grad_enabled()
         with torch.enable_grad():
             inputs = self._again.new_inputs(inputs)
+            why = self._second.change_since(inputs)
+            if why:
+                raise Unsupported(why)
             tangents = [None if each is None else each.view_as(each) for each in tangents]
             gradients = self._second.gradients(inputs, tangents, state)
         if gradients is None:
