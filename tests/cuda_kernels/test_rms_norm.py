@@ -169,18 +169,24 @@ def test_numbers_that_are_not_finite() -> None:
         torch.testing.assert_close(norm(x), model.norm(x), equal_nan=True)
 
 
-@pytest.mark.filterwarnings("ignore::torch_ort.fallback.FallbackWarning")
-def test_gradients_of_gradients_are_those_of_eager(monkeypatch) -> None:
-    monkeypatch.setenv("TORCH_ORT_STRICT", "0")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_gradients_of_gradients_are_those_of_eager(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model = Norm((24,)).cuda()
-    x = torch.randn(35, 24, device="cuda", requires_grad=True)
+    model = Norm((24,), 1e-6).to("cuda", dtype)
+    x = torch.randn(35, 24).to("cuda", dtype).requires_grad_()
+    wide = Norm((24,), 1e-6).double()
+    wide.load_state_dict(model.state_dict())
 
-    def twice(run: Callable) -> torch.Tensor:
+    def twice(run: Callable, x: torch.Tensor) -> list[torch.Tensor]:
         (first,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), x)[0]
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        return [each.detach().double().cpu() for each in (first, second)]
 
-    torch.testing.assert_close(twice(torch.compile(model, backend="ort")), twice(model))
+    before = torch_ort.counters()
+    got = twice(torch.compile(model, backend="ort"), x)
+    assert torch_ort.counters()["fallbacks"] == before["fallbacks"]
+    exact = twice(wide, x.detach().double().cpu().requires_grad_())
+    assert_near(got, exact, NEAR[dtype])
 
 
 RULED = {
